@@ -1,0 +1,317 @@
+"""``HostPool``: page-locked host memory for KV-cache pages, and the transfers between it and GPU pools."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from kvferry.drivers import posix
+from kvferry.drivers.errors import ArgumentError, PoolClosed
+from kvferry.drivers.protocol import HostAddress, Platform, StreamHandle
+from kvferry.hostpool import domain, indices, tables
+from kvferry.hostpool.backend import Backend, first_backend, open_backend
+from kvferry.hostpool.device_pool import DevicePool, LayerArrays
+from kvferry.hostpool.engines.kernel import KernelEngine
+from kvferry.hostpool.layout import KVLayout
+from kvferry.hostpool.mapping import HostMapping, Progress
+from kvferry.hostpool.pages import PageAllocator
+from kvferry.hostpool.plan import ComponentSide, Plan, Side, Unit, plan_transfer
+from kvferry.hostpool.registration import Chunk, Registration
+from kvferry.hostpool.ticket import Ticket
+from kvferry.kernels_cubin.abi import TABLE_BY_PAGE
+
+log = logging.getLogger("kvferry")
+
+DEFAULT_CHUNK_NBYTES = 1 << 30
+"""Small enough for every platform's limit on one registration, large enough that the calls do not count."""
+
+
+class _DeviceState:
+    """What a pool has on one device."""
+
+    def __init__(self, pool: HostPool, device: int) -> None:
+        driver, layout = pool.backend.driver, pool.layout
+        self.domain = domain.ask(driver, device, pool._resources.registration.chunks)
+        pages = tables.page_addresses(self.domain.aliases, pool.pages, pool._pages_per_chunk, layout.page_nbytes)
+        self.engine = KernelEngine(driver, pool.backend.launcher(device), device, layout.layers)
+        self.table = tables.DeviceTable(driver, device, pages)
+        sides = []
+        for number in range(len(layout.components)):
+            s = layout.strides(number)
+            sides.append(ComponentSide(self.table.entry(0), s.offset, 0, s.slot, s.layer, s.head))
+        tokens = pool.pages * layout.page_tokens
+        self.side = Side(tuple(sides), TABLE_BY_PAGE, tokens, layout.page_tokens, self.table.alignment)
+
+
+class _Resources:
+    """All that a pool must give back, in the order in which it must: apart from the pool, so that a finalizer can."""
+
+    def __init__(self, mapping: HostMapping, registration: Registration) -> None:
+        self.mapping, self.registration = mapping, registration
+        self.devices: dict[int, _DeviceState] = {}
+        self._pid = os.getpid()
+
+    def release(self, timeout_s: float | None = None) -> None:
+        """Wait for what is in flight, then let go of everything. A forked child has nothing to let go of."""
+        if os.getpid() != self._pid:
+            return
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for state in self.devices.values():
+            state.engine.drain(deadline_s)
+        for state in self.devices.values():
+            state.engine.close()
+            state.table.release()
+        self.devices.clear()
+        self.registration.release()
+        self.mapping.close()
+
+
+class HostPool:
+    """Page-locked host memory for ``pages`` pages of ``layout``, reachable from every device in ``devices``.
+
+    ``platform`` chooses ``cuda``, ``rocm`` or ``stand-in``; left out, the first that works here is taken. The memory
+    is made present by ``populate_threads`` threads and registered in chunks of at most ``chunk_nbytes`` that end on
+    page boundaries (a page that is larger gets a chunk of its own). ``progress`` is called with (bytes, bytes in all)
+    while it is made present.
+
+    Raises ``HostMemoryError`` when the system has no memory, a ``DriverError`` when page-locking fails; either way
+    nothing is left behind. Use it as a context manager, or call ``close``.
+
+    Thread-safe. Pages are numbers from 0 on; ``allocate`` and ``free`` keep book of them for callers who want that,
+    transfers take any page.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        pages: int,
+        *,
+        platform: Platform | None = None,
+        backend: Backend | None = None,
+        devices: Sequence[int] = (0,),
+        chunk_nbytes: int = DEFAULT_CHUNK_NBYTES,
+        populate_threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        if isinstance(pages, bool) or not isinstance(pages, int) or pages < 1:
+            raise ArgumentError(f"a pool has at least 1 page, not {pages!r}")
+        if not devices or chunk_nbytes < 1:
+            raise ArgumentError(f"a pool needs at least one device and chunks of at least 1 byte, not {chunk_nbytes}")
+        if backend is None:
+            backend = open_backend(platform) if platform else first_backend()[0]
+        self.layout, self.pages, self.backend = layout, pages, backend
+        self._pages_per_chunk = layout.pages_per_chunk(chunk_nbytes, posix.PAGE_NBYTES)
+        self._allocator = PageAllocator(pages)
+        self._plans: weakref.WeakKeyDictionary[DevicePool, dict[tuple[bool, Unit, range], Plan]]
+        self._plans = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+        chunk_span = _whole(self._pages_per_chunk * layout.page_nbytes)
+        full, rest = divmod(pages, self._pages_per_chunk)
+        spans = [chunk_span] * full + ([_whole(rest * layout.page_nbytes)] if rest else [])
+        mapping = HostMapping(sum(spans))
+        try:
+            self.populate_s = mapping.populate(threads=populate_threads, progress=progress)
+            start = time.perf_counter()
+            bases = [HostAddress(mapping.address + number * chunk_span) for number in range(len(spans))]
+            chunks = [Chunk(base, span) for base, span in zip(bases, spans, strict=True)]
+            registration = Registration(backend.driver, devices[0], chunks)
+            self.register_s = time.perf_counter() - start
+        except BaseException:
+            mapping.close()
+            raise
+        self._resources = _Resources(mapping, registration)
+        self._finalizer = weakref.finalize(self, self._resources.release)
+        self._host_pages = tables.page_addresses(bases, pages, self._pages_per_chunk, layout.page_nbytes)
+        try:
+            for device in devices:
+                self._resources.devices[device] = _DeviceState(self, device)
+        except BaseException:
+            self._finalizer()
+            raise
+        log.info(
+            "pool of %d pages, %d bytes in %d chunks: present after %.3f s, page-locked after %.3f s more",
+            pages,
+            self.nbytes,
+            len(chunks),
+            self.populate_s,
+            self.register_s,
+        )
+
+    def __enter__(self) -> HostPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages."""
+        return self.pages * self.layout.page_nbytes
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` has given the memory back."""
+        return not self._finalizer.alive
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that ``allocate`` can still give."""
+        return self._allocator.free_count
+
+    def allocate(self, count: int) -> npt.NDArray[np.int64]:
+        """Take ``count`` free pages; ``PoolFull`` takes none."""
+        self._open()
+        return self._allocator.allocate(count)
+
+    def free(self, pages: npt.ArrayLike) -> None:
+        """Give pages back to ``allocate``; ``ArgumentError`` for a page that is not taken, and then none is freed."""
+        self._open()
+        self._allocator.free(pages)
+
+    def domain(self, device: int = 0) -> domain.PointerDomain:
+        """Which addresses ``device`` uses for this pool, and why."""
+        return self._state(device).domain
+
+    def artefact_file(self, device: int = 0) -> str:
+        """The kernel binary that moves this pool's pages on ``device``."""
+        return self._state(device).engine.launcher.artefact.file
+
+    def page_address(self, page: int) -> HostAddress:
+        """The host address of a page: ``layout.page_nbytes`` bytes from there are the page's."""
+        self._open()
+        if not 0 <= page < self.pages:
+            raise ArgumentError(f"page {page} is outside the pool: valid are 0 to {self.pages - 1}")
+        return HostAddress(int(self._host_pages[page]))
+
+    def page_view(self, page: int) -> npt.NDArray[np.uint8]:
+        """A page's bytes, writable, without a copy. Not to be used after ``close``, nor while a transfer writes it."""
+        return np.frombuffer(posix.buffer(self.page_address(page), self.layout.page_nbytes), np.uint8)
+
+    def device_pool(self, layers: LayerArrays, *, device: int = 0, tokens: int | None = None) -> DevicePool:
+        """Describe a layer-first KV cache on ``device`` for transfers with this pool; see ``DevicePool``."""
+        self._state(device)
+        return DevicePool(self.backend.driver, self.layout, layers, device=device, tokens=tokens)
+
+    def store(
+        self,
+        device_pool: DevicePool,
+        from_device: object,
+        to_host: object,
+        *,
+        stream: object,
+        unit: Unit = "page",
+        layers: range | int | None = None,
+    ) -> Ticket:
+        """Back up: copy rows of ``device_pool`` into this pool, in the order of ``stream``, and return at once.
+
+        Indices come in pairs and select pages, or single tokens with ``unit="token"`` (token ``t`` is slot
+        ``t % page_tokens`` of page ``t // page_tokens``, on both sides). Lists and CPU arrays are copied before this
+        returns; device arrays are read in stream order. A negative index skips its pair. ``layers`` limits the
+        transfer to one layer or a range of them. ``stream`` is a handle, or an object of torch, CuPy or cuda.core.
+
+        The transfer runs after what ``stream`` holds. Work on other streams is ordered by the caller: the producer of
+        the rows before it, by an event; readers after it, by the ticket.
+
+        Raises ``ArgumentError`` and ``IndexOutOfRange`` before anything has moved, for what can be seen on the host;
+        an index on the device that is out of range is reported by the ticket, and its pair does not move.
+        """
+        return self._transfer(True, device_pool, from_device, to_host, stream, unit, layers)
+
+    def load(
+        self,
+        device_pool: DevicePool,
+        from_host: object,
+        to_device: object,
+        *,
+        stream: object,
+        unit: Unit = "page",
+        layers: range | int | None = None,
+    ) -> Ticket:
+        """Copy rows of this pool into ``device_pool``; arguments, order and errors are those of ``store``.
+
+        Layers arrive in rising order: ``ticket.wait_layer`` lets another stream start on each as soon as it is there.
+        """
+        return self._transfer(False, device_pool, from_host, to_device, stream, unit, layers)
+
+    def _transfer(
+        self,
+        storing: bool,
+        device_pool: DevicePool,
+        src: object,
+        dst: object,
+        stream: object,
+        unit: Unit,
+        layers: range | int | None,
+    ) -> Ticket:
+        state = self._state(device_pool.device)
+        if device_pool.layout != self.layout:
+            raise ArgumentError("the device pool was described for another layout")
+        key = (storing, unit, self._layers(layers))
+        plans = self._plans.setdefault(device_pool, {})
+        plan = plans.get(key)
+        if plan is None:
+            if unit not in ("page", "token"):
+                raise ArgumentError(f"unit is 'page' or 'token', not {unit!r}")
+            sides = (device_pool.side, state.side) if storing else (state.side, device_pool.side)
+            plan = plans[key] = plan_transfer(self.layout.components, *sides, unit=unit, layers=key[2])
+        pairs = indices.pairs(src, dst)
+        indices.check_host(pairs, plan.limits)
+        return state.engine.submit(plan, pairs, stream_handle(stream), device_pool)
+
+    def _layers(self, layers: object) -> range:
+        every = self.layout.layers
+        if layers is None:
+            return range(every)
+        if isinstance(layers, int) and not isinstance(layers, bool):
+            layers = range(layers, layers + 1)
+        if not isinstance(layers, range) or layers.step != 1 or not 0 <= layers.start < layers.stop <= every:
+            raise ArgumentError(f"layers must be a layer or a non-empty range inside 0 to {every}, not {layers!r}")
+        return layers
+
+    def _open(self) -> None:
+        if self.closed:
+            raise PoolClosed("the pool was closed: its memory has been given back")
+
+    def _state(self, device: int) -> _DeviceState:
+        self._open()
+        state = self._resources.devices.get(device)
+        if state is None:
+            known = sorted(self._resources.devices)
+            raise ArgumentError(f"the pool was made for devices {known}, not for device {device}")
+        return state
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for transfers in flight, then unregister and give the memory back. A second call does nothing.
+
+        Raises ``TransferTimeout`` when they have not finished after ``timeout_s`` seconds; the pool then stays open.
+        """
+        with self._lock:
+            if self.closed:
+                return
+            self._resources.release(timeout_s)
+            self._finalizer.detach()
+
+
+def _whole(nbytes: int) -> int:
+    return -(-nbytes // posix.PAGE_NBYTES) * posix.PAGE_NBYTES
+
+
+def stream_handle(stream: object) -> StreamHandle:
+    """A stream's handle: from an integer, or from an object of torch, CuPy or cuda.core."""
+    if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool):
+        return StreamHandle(int(stream))
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return StreamHandle(int(protocol()[1]))
+    for attribute in ("cuda_stream", "ptr"):
+        handle = getattr(stream, attribute, None)
+        if isinstance(handle, int):
+            return StreamHandle(handle)
+    raise ArgumentError(f"stream must be a handle or a stream object, not {type(stream).__name__}")
