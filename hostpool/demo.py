@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from kvferry.drivers.protocol import DeviceAddress, HostAddress, HostMemoryDriver, Platform, StreamHandle
+
+from kvferry.drivers.protocol import Platform
 from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.layout import KVLayout, PageOrder
 from kvferry.hostpool.mapping import Progress
+from kvferry.hostpool.measure import DeviceCache, median_s
 from kvferry.hostpool.pool import HostPool
-from kvferry.hostpool.ticket import Ticket
-
-_WIPE = 0xA5
-_REPEATS = 7
 
 
 @dataclass(frozen=True)
@@ -52,46 +47,6 @@ class DemoResult:
         }
 
 
-class _DeviceCache:
-    """A layer-first KV cache of ``tokens`` tokens: one allocation a component and layer."""
-
-    def __init__(self, driver: HostMemoryDriver, layout: KVLayout, tokens: int, stack: ExitStack) -> None:
-        self._driver, self.layers = driver, {component.name: list[int]() for component in layout.components}
-        self._blocks: list[tuple[DeviceAddress, int]] = []
-        for component in layout.components:
-            for _ in range(layout.layers):
-                nbytes = tokens * component.row_nbytes
-                address = driver.device_alloc(nbytes)
-                stack.callback(driver.device_free, address)
-                self.layers[component.name].append(address)
-                self._blocks.append((address, nbytes))
-
-    @property
-    def nbytes(self) -> int:
-        return sum(nbytes for _, nbytes in self._blocks)
-
-    def write(self, content: npt.NDArray[np.uint8], stream: StreamHandle) -> None:
-        at = content.ctypes.data
-        for address, nbytes in self._blocks:
-            self._driver.copy_to_device(address, HostAddress(at), nbytes, stream)
-            at += nbytes
-        self._driver.stream_synchronize(stream)
-
-    def read(self, stream: StreamHandle) -> npt.NDArray[np.uint8]:
-        content = np.empty(self.nbytes, np.uint8)
-        at = content.ctypes.data
-        for address, nbytes in self._blocks:
-            self._driver.copy_to_host(HostAddress(at), address, nbytes, stream)
-            at += nbytes
-        self._driver.stream_synchronize(stream)
-        return content
-
-    def wipe(self, stream: StreamHandle) -> None:
-        for address, nbytes in self._blocks:
-            self._driver.memset_async(address, _WIPE, nbytes, stream)
-        self._driver.stream_synchronize(stream)
-
-
 def run(
     backend: Backend, *, device: int = 0, order: PageOrder = "page_first_direct", progress: Progress | None = None
 ) -> DemoResult:
@@ -107,7 +62,7 @@ def run(
     with ExitStack() as stack:
         pool = stack.enter_context(HostPool(layout, 2 * pages, backend=backend, devices=[device], progress=progress))
         stack.enter_context(driver.context(device))
-        cache = _DeviceCache(driver, layout, pages * layout.page_tokens, stack)
+        cache = DeviceCache(driver, layout, pages * layout.page_tokens, stack)
         stream = driver.stream_create()
         stack.callback(driver.stream_destroy, stream)
         content = random.integers(0, 256, cache.nbytes, dtype=np.uint8)
@@ -115,9 +70,9 @@ def run(
         kv = pool.device_pool(cache.layers, device=device, tokens=pages * layout.page_tokens)
 
         on_device, on_host = random.permutation(pages), random.permutation(2 * pages)[:pages]
-        store_s = _median_s(driver, stream, lambda: pool.store(kv, on_device, on_host, stream=stream))
+        store_s = median_s(driver, stream, lambda: pool.store(kv, on_device, on_host, stream=stream))
         cache.wipe(stream)
-        load_s = _median_s(driver, stream, lambda: pool.load(kv, on_host, on_device, stream=stream))
+        load_s = median_s(driver, stream, lambda: pool.load(kv, on_host, on_device, stream=stream))
         different = int(np.count_nonzero(cache.read(stream) != content))
         artefact, where = backend.launcher(device).artefact, pool.domain(device)
         return DemoResult(
@@ -134,20 +89,3 @@ def run(
             store_gbps=cache.nbytes / store_s / 1e9,
             different_nbytes=different,
         )
-
-
-def _median_s(driver: HostMemoryDriver, stream: StreamHandle, transfer: Callable[[], Ticket]) -> float:
-    """Seconds that the device took, the first transfer left out."""
-    transfer().synchronize()
-    times = []
-    for _ in range(_REPEATS):
-        start, end = driver.event_create(timing=True), driver.event_create(timing=True)
-        driver.event_record(start, stream)
-        ticket = transfer()
-        driver.event_record(end, stream)
-        ticket.synchronize()
-        driver.event_synchronize(end)
-        times.append(driver.event_elapsed_ms(start, end) / 1e3)
-        driver.event_destroy(start)
-        driver.event_destroy(end)
-    return statistics.median(times)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
 from kvferry.drivers.errors import ArgumentError
 from kvferry.drivers.protocol import HostMemoryDriver
 from kvferry.hostpool.arrays import DeviceArray, contiguous_strides, device_array

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from kvferry.drivers.errors import ArgumentError, IndexOutOfRange
 from kvferry.hostpool.arrays import DeviceArray, device_array
 

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import numpy.typing as npt
+
 from kvferry.drivers.errors import ArgumentError, PoolFull
 
 

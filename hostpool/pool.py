@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -11,65 +10,26 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from kvferry.drivers import posix
 from kvferry.drivers.errors import ArgumentError, PoolClosed
 from kvferry.drivers.protocol import HostAddress, Platform, StreamHandle
-from kvferry.hostpool import domain, indices, tables
+from kvferry.hostpool import indices, tables
 from kvferry.hostpool.backend import Backend, first_backend, open_backend
 from kvferry.hostpool.device_pool import DevicePool, LayerArrays
-from kvferry.hostpool.engines.kernel import KernelEngine
+from kvferry.hostpool.domain import PointerDomain
 from kvferry.hostpool.layout import KVLayout
 from kvferry.hostpool.mapping import HostMapping, Progress
 from kvferry.hostpool.pages import PageAllocator
-from kvferry.hostpool.plan import ComponentSide, Plan, Side, Unit, plan_transfer
+from kvferry.hostpool.plan import Plan, Unit, plan_transfer
 from kvferry.hostpool.registration import Chunk, Registration
+from kvferry.hostpool.resources import DeviceState, Resources
 from kvferry.hostpool.ticket import Ticket
-from kvferry.kernels_cubin.abi import TABLE_BY_PAGE
 
 log = logging.getLogger("kvferry")
 
 DEFAULT_CHUNK_NBYTES = 1 << 30
 """Small enough for every platform's limit on one registration, large enough that the calls do not count."""
-
-
-class _DeviceState:
-    """What a pool has on one device."""
-
-    def __init__(self, pool: HostPool, device: int) -> None:
-        driver, layout = pool.backend.driver, pool.layout
-        self.domain = domain.ask(driver, device, pool._resources.registration.chunks)
-        pages = tables.page_addresses(self.domain.aliases, pool.pages, pool._pages_per_chunk, layout.page_nbytes)
-        self.engine = KernelEngine(driver, pool.backend.launcher(device), device, layout.layers)
-        self.table = tables.DeviceTable(driver, device, pages)
-        sides = []
-        for number in range(len(layout.components)):
-            s = layout.strides(number)
-            sides.append(ComponentSide(self.table.entry(0), s.offset, 0, s.slot, s.layer, s.head))
-        tokens = pool.pages * layout.page_tokens
-        self.side = Side(tuple(sides), TABLE_BY_PAGE, tokens, layout.page_tokens, self.table.alignment)
-
-
-class _Resources:
-    """All that a pool must give back, in the order in which it must: apart from the pool, so that a finalizer can."""
-
-    def __init__(self, mapping: HostMapping, registration: Registration) -> None:
-        self.mapping, self.registration = mapping, registration
-        self.devices: dict[int, _DeviceState] = {}
-        self._pid = os.getpid()
-
-    def release(self, timeout_s: float | None = None) -> None:
-        """Wait for what is in flight, then let go of everything. A forked child has nothing to let go of."""
-        if os.getpid() != self._pid:
-            return
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        for state in self.devices.values():
-            state.engine.drain(deadline_s)
-        for state in self.devices.values():
-            state.engine.close()
-            state.table.release()
-        self.devices.clear()
-        self.registration.release()
-        self.mapping.close()
 
 
 class HostPool:
@@ -126,12 +86,14 @@ class HostPool:
         except BaseException:
             mapping.close()
             raise
-        self._resources = _Resources(mapping, registration)
+        self._resources = Resources(mapping, registration)
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._host_pages = tables.page_addresses(bases, pages, self._pages_per_chunk, layout.page_nbytes)
         try:
             for device in devices:
-                self._resources.devices[device] = _DeviceState(self, device)
+                self._resources.devices[device] = DeviceState(
+                    backend, device, layout, registration.chunks, pages, self._pages_per_chunk
+                )
         except BaseException:
             self._finalizer()
             raise
@@ -175,7 +137,7 @@ class HostPool:
         self._open()
         self._allocator.free(pages)
 
-    def domain(self, device: int = 0) -> domain.PointerDomain:
+    def domain(self, device: int = 0) -> PointerDomain:
         """Which addresses ``device`` uses for this pool, and why."""
         return self._state(device).domain
 
@@ -208,6 +170,7 @@ class HostPool:
         stream: object,
         unit: Unit = "page",
         layers: range | int | None = None,
+        ctas: int | None = None,
     ) -> Ticket:
         """Back up: copy rows of ``device_pool`` into this pool, in the order of ``stream``, and return at once.
 
@@ -215,6 +178,7 @@ class HostPool:
         ``t % page_tokens`` of page ``t // page_tokens``, on both sides). Lists and CPU arrays are copied before this
         returns; device arrays are read in stream order. A negative index skips its pair. ``layers`` limits the
         transfer to one layer or a range of them. ``stream`` is a handle, or an object of torch, CuPy or cuda.core.
+        ``ctas`` is how many CTAs, one a multiprocessor, the kernel may take instead of the default.
 
         The transfer runs after what ``stream`` holds. Work on other streams is ordered by the caller: the producer of
         the rows before it, by an event; readers after it, by the ticket.
@@ -222,7 +186,7 @@ class HostPool:
         Raises ``ArgumentError`` and ``IndexOutOfRange`` before anything has moved, for what can be seen on the host;
         an index on the device that is out of range is reported by the ticket, and its pair does not move.
         """
-        return self._transfer(True, device_pool, from_device, to_host, stream, unit, layers)
+        return self._transfer(True, device_pool, from_device, to_host, stream, unit, layers, ctas)
 
     def load(
         self,
@@ -233,12 +197,13 @@ class HostPool:
         stream: object,
         unit: Unit = "page",
         layers: range | int | None = None,
+        ctas: int | None = None,
     ) -> Ticket:
         """Copy rows of this pool into ``device_pool``; arguments, order and errors are those of ``store``.
 
         Layers arrive in rising order: ``ticket.wait_layer`` lets another stream start on each as soon as it is there.
         """
-        return self._transfer(False, device_pool, from_host, to_device, stream, unit, layers)
+        return self._transfer(False, device_pool, from_host, to_device, stream, unit, layers, ctas)
 
     def _transfer(
         self,
@@ -249,6 +214,7 @@ class HostPool:
         stream: object,
         unit: Unit,
         layers: range | int | None,
+        ctas: int | None,
     ) -> Ticket:
         state = self._state(device_pool.device)
         if device_pool.layout != self.layout:
@@ -261,9 +227,11 @@ class HostPool:
                 raise ArgumentError(f"unit is 'page' or 'token', not {unit!r}")
             sides = (device_pool.side, state.side) if storing else (state.side, device_pool.side)
             plan = plans[key] = plan_transfer(self.layout.components, *sides, unit=unit, layers=key[2])
+        if ctas is not None and (isinstance(ctas, bool) or not isinstance(ctas, int) or ctas < 1):
+            raise ArgumentError(f"ctas is a number of at least 1, not {ctas!r}")
         pairs = indices.pairs(src, dst)
         indices.check_host(pairs, plan.limits)
-        return state.engine.submit(plan, pairs, stream_handle(stream), device_pool)
+        return state.engine.submit(plan, pairs, stream_handle(stream), device_pool, ctas)
 
     def _layers(self, layers: object) -> range:
         every = self.layout.layers
@@ -279,7 +247,7 @@ class HostPool:
         if self.closed:
             raise PoolClosed("the pool was closed: its memory has been given back")
 
-    def _state(self, device: int) -> _DeviceState:
+    def _state(self, device: int) -> DeviceState:
         self._open()
         state = self._resources.devices.get(device)
         if state is None:

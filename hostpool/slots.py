@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from kvferry.drivers import posix
 from kvferry.drivers.errors import KVFerryError
 from kvferry.drivers.protocol import DeviceAddress, EventHandle, HostAddress, HostMemoryDriver

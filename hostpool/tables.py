@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from kvferry.drivers.errors import KVFerryError
 from kvferry.drivers.protocol import DeviceAddress, HostAddress, HostMemoryDriver
 

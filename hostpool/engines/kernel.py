@@ -9,6 +9,7 @@ import weakref
 from collections import defaultdict, deque
 
 import numpy as np
+
 from kvferry.drivers.errors import (
     ArgumentError,
     DriverError,

@@ -1,0 +1,69 @@
+"""All that a pool holds and must give back, apart from the pool itself, so that a finalizer can do it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from kvferry.hostpool import domain, tables
+from kvferry.hostpool.backend import Backend
+from kvferry.hostpool.engines.kernel import KernelEngine
+from kvferry.hostpool.layout import KVLayout
+from kvferry.hostpool.mapping import HostMapping
+from kvferry.hostpool.plan import ComponentSide, Side
+from kvferry.hostpool.registration import Chunk, Registration
+from kvferry.kernels_cubin.abi import TABLE_BY_PAGE
+
+
+class DeviceState:
+    """A pool as one device sees it: its pointer domain, its page table, and the engine that moves its pages."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        device: int,
+        layout: KVLayout,
+        chunks: Sequence[Chunk],
+        pages: int,
+        pages_per_chunk: int,
+    ) -> None:
+        self.domain = domain.ask(backend.driver, device, chunks)
+        self.engine = KernelEngine(backend.driver, backend.launcher(device), device, layout.layers)
+        addresses = tables.page_addresses(self.domain.aliases, pages, pages_per_chunk, layout.page_nbytes)
+        self.table = tables.DeviceTable(backend.driver, device, addresses)
+        strides = [layout.strides(number) for number in range(len(layout.components))]
+        self.side = Side(
+            tuple(ComponentSide(self.table.entry(0), s.offset, 0, s.slot, s.layer, s.head) for s in strides),
+            TABLE_BY_PAGE,
+            pages * layout.page_tokens,
+            layout.page_tokens,
+            self.table.alignment,
+        )
+
+
+class Resources:
+    """A pool's memory, its registration, and its state on each device."""
+
+    def __init__(self, mapping: HostMapping, registration: Registration) -> None:
+        self.mapping, self.registration = mapping, registration
+        self.devices: dict[int, DeviceState] = {}
+        self._pid = os.getpid()
+
+    def release(self, timeout_s: float | None = None) -> None:
+        """Wait for what is in flight, then let go of everything, in the order in which it must be.
+
+        Raises ``TransferTimeout`` after ``timeout_s`` seconds, and then nothing was let go of. A forked child has
+        nothing to let go of: its parent's driver and memory are not its own.
+        """
+        if os.getpid() != self._pid:
+            return
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for state in self.devices.values():
+            state.engine.drain(deadline_s)
+        for state in self.devices.values():
+            state.engine.close()
+            state.table.release()
+        self.devices.clear()
+        self.registration.release()
+        self.mapping.close()

@@ -1,0 +1,26 @@
+#!/bin/sh
+# Environment, install, ruff, mypy, pytest: what CI runs. Needs Python 3.10 or newer with pip and venv, nothing else.
+# Further arguments go to pytest: sh scripts/test.sh -m gpu
+set -eu
+cd "$(dirname "$0")/.."
+
+[ -x .venv/bin/python ] || python3 -m venv .venv
+bin="$PWD/.venv/bin"
+rm -rf build ./*.egg-info # a build folder would bring back files that are gone
+"$bin/python" -m pip install --quiet --upgrade pip
+"$bin/python" -m pip install --quiet --upgrade '.[test]'
+
+"$bin/ruff" check .
+"$bin/ruff" format --check .
+
+# The folders are packages of the namespace kvferry only once installed; links show mypy the sources under those names.
+mkdir -p .venv/source/kvferry
+for package in drivers hostpool kernels_cubin; do
+    ln -sfn "$PWD/$package" ".venv/source/kvferry/$package"
+done
+MYPYPATH="$PWD/.venv/source:$PWD/scripts:$PWD/tests" "$bin/mypy" \
+    -p kvferry.drivers -p kvferry.kernels_cubin -p kvferry.hostpool
+MYPYPATH="$PWD/.venv/source:$PWD/scripts:$PWD/tests" "$bin/mypy" scripts tests
+
+# No compiler is on this PATH: what the tests compile, they compile with the pinned package.
+PATH="$bin" "$bin/python" -m pytest "$@"
