@@ -11,17 +11,16 @@ captured, and only whole pages of the operating system can be registered.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import platform as python_platform
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from kvferry.drivers import posix
-from kvferry.drivers.errors import driver_error
+from kvferry.drivers.host_memory import HostMemory, refuse
 from kvferry.drivers.host_stream import Fault, Mark, Stream
 from kvferry.drivers.loader import ForkGuard
 from kvferry.drivers.protocol import (
@@ -36,30 +35,6 @@ from kvferry.drivers.protocol import (
 
 _VERSION = 1
 _PORTABLE_MAPPED = 3  # the flags that CUDA and HIP would report
-
-
-@dataclass
-class _Registration:
-    """Pages that belong to a memory file, so that they can be mapped again."""
-
-    base: HostAddress
-    nbytes: int
-    fd: int
-    allocated: bool
-    aliases: dict[int, DeviceAddress] = field(default_factory=dict)  # by device
-
-
-@dataclass
-class _Device:
-    ranges: dict[int, int] = field(default_factory=dict)  # what kernels may reach: begin -> end
-    allocated: dict[int, int] = field(default_factory=dict)  # begin -> nbytes, of device_alloc
-    fault: Fault = field(default_factory=Fault)
-    default_stream: Stream | None = None
-
-    def reaches(self, address: int, nbytes: int) -> bool:
-        begins = sorted(self.ranges)
-        at = bisect_right(begins, address) - 1
-        return at >= 0 and address + nbytes <= self.ranges[begins[at]]
 
 
 class _Current:
@@ -84,38 +59,33 @@ class HostDriver(HostMemoryDriver):
     def __init__(self, devices: int = 1) -> None:
         self.library, self.version = "none: host memory stands in for the device", _VERSION
         self._fork = ForkGuard("the stand-in device")
-        self._lock = threading.RLock()
-        self._stack = threading.local()
-        self._devices = [_Device() for _ in range(devices)]
-        self._registrations: dict[int, _Registration] = {}
+        self._lock = threading.Lock()
+        self._current = threading.local()
+        self._memory = HostMemory(devices)
+        self._faults = [Fault() for _ in range(devices)]
+        self._default_streams: dict[int, Stream] = {}
         self._streams: dict[int, Stream] = {}
         self._events: dict[int, Mark | None] = {}
         self._handles = itertools.count(1)
 
-    def _fail(self, call: str, code: int, name: str, detail: str) -> Exception:
-        return driver_error(f"stand-in {call}", code, name, detail)
-
-    def _number(self) -> int:
-        """The current device's number; raises what a lost or missing context raises."""
+    def _device(self) -> int:
+        """The current device; raises what a missing or lost context raises."""
         self._fork.check()
-        stack: list[int] = self._stack.__dict__.get("devices", [])
+        stack: list[int] = self._current.__dict__.get("devices", [])
         if not stack:
-            raise self._fail("call", 201, "invalid context", "enter `with driver.context(device):` first")
-        fault = self._devices[stack[-1]].fault.error
+            raise refuse("call", 201, "invalid context", "enter `with driver.context(device):` first")
+        fault = self._faults[stack[-1]].error
         if fault is not None:
             raise fault
         return stack[-1]
 
-    def _device(self) -> _Device:
-        return self._devices[self._number()]
-
     def _known(self, device: int) -> int:
-        if not 0 <= device < len(self._devices):
-            raise self._fail("device", 101, "invalid device", f"device {device} of {len(self._devices)}")
+        if not 0 <= device < len(self._faults):
+            raise refuse("device", 101, "invalid device", f"device {device} of {len(self._faults)}")
         return device
 
     def device_count(self) -> int:
-        return len(self._devices)
+        return len(self._faults)
 
     def device_name(self, device: int) -> str:
         return f"stand-in device {self._known(device)} ({python_platform.machine()} host memory)"
@@ -136,128 +106,61 @@ class HostDriver(HostMemoryDriver):
         )
 
     def context(self, device: int) -> _Current:
-        return _Current(self._stack, self._known(device), self._fork)
+        return _Current(self._current, self._known(device), self._fork)
 
     def host_register(self, address: HostAddress, nbytes: int, *, read_only: bool = False) -> None:
-        self._number()
-        what = f"{nbytes} bytes at {address:#x}"
-        if not address or nbytes <= 0 or address % posix.PAGE_NBYTES or nbytes % posix.PAGE_NBYTES or read_only:
-            detail = f"{what}: whole writable pages of {posix.PAGE_NBYTES} bytes only"
-            raise self._fail("host_register", 1, "invalid value", detail)
-        with self._lock:
-            for other in self._registrations.values():
-                if address < other.base + other.nbytes and other.base < address + nbytes:
-                    detail = f"{what} meets {other.nbytes} bytes at {other.base:#x}"
-                    raise self._fail("host_register", 712, "already registered", detail)
-            # Private pages have no second mapping; pages of a memory file do. So the range is moved into one, in place.
-            fd = posix.memory_file("kvferry-stand-in", nbytes)
-            copied = posix.map_file(fd, nbytes)
-            posix.copy(copied, address, nbytes)
-            posix.unmap(copied, nbytes)
-            posix.map_file(fd, nbytes, at=address)
-            self._registrations[address] = _Registration(address, nbytes, fd, allocated=False)
+        self._device()
+        if read_only:
+            raise refuse("host_register", 801, "not supported", "read-only mappings have no second mapping here")
+        self._memory.register(address, nbytes)
 
     def host_unregister(self, address: HostAddress) -> None:
-        self._number()
-        self._release(address, allocated=False, call="host_unregister")
-
-    def _release(self, address: HostAddress, *, allocated: bool, call: str) -> None:
-        with self._lock:
-            registration = self._registrations.get(address)
-            if registration is None or registration.allocated != allocated:
-                raise self._fail(call, 713, "not registered", f"{address:#x} is not such a base")
-            for number, alias in registration.aliases.items():
-                del self._devices[number].ranges[alias]
-                posix.unmap(HostAddress(alias), registration.nbytes)
-            os.close(registration.fd)
-            del self._registrations[address]
-        if allocated:
-            posix.unmap(registration.base, registration.nbytes)
+        self._device()
+        self._memory.release(address, allocated=False, call="host_unregister")
 
     def host_device_pointer(self, address: HostAddress) -> DeviceAddress:
-        number = self._number()
-        with self._lock:
-            registration = self._holding(address)
-            if registration is None:
-                raise self._fail("host_device_pointer", 1, "invalid value", f"{address:#x} is not registered")
-            alias = registration.aliases.get(number)
-            if alias is None:
-                alias = DeviceAddress(posix.map_file(registration.fd, registration.nbytes))
-                registration.aliases[number] = alias
-                self._devices[number].ranges[alias] = alias + registration.nbytes
-            return DeviceAddress(alias + address - registration.base)
-
-    def _holding(self, address: int) -> _Registration | None:
-        return next((r for r in self._registrations.values() if r.base <= address < r.base + r.nbytes), None)
+        return self._memory.device_address(self._device(), address)
 
     def host_flags(self, address: HostAddress) -> int:
-        self._number()
-        with self._lock:
-            if self._holding(address) is None:
-                raise self._fail("host_flags", 1, "invalid value", f"{address:#x} is not registered")
+        self._device()
+        self._memory.check_registered(address, "host_flags")
         return _PORTABLE_MAPPED
 
     def host_alloc(self, nbytes: int) -> HostAddress:
-        self._number()
-        if nbytes <= 0:
-            raise self._fail("host_alloc", 1, "invalid value", f"{nbytes} bytes")
-        whole = -(-nbytes // posix.PAGE_NBYTES) * posix.PAGE_NBYTES
-        fd = posix.memory_file("kvferry-stand-in", whole)
-        address = posix.map_file(fd, whole)
-        with self._lock:
-            self._registrations[address] = _Registration(address, whole, fd, allocated=True)
-        return address
+        self._device()
+        return self._memory.allocate_host(nbytes)
 
     def host_free(self, address: HostAddress) -> None:
-        self._number()
-        self._release(address, allocated=True, call="host_free")
+        self._device()
+        self._memory.release(address, allocated=True, call="host_free")
 
     def device_alloc(self, nbytes: int) -> DeviceAddress:
-        device = self._device()
-        if nbytes <= 0:
-            raise self._fail("device_alloc", 1, "invalid value", f"{nbytes} bytes")
-        address = DeviceAddress(posix.map_anonymous(nbytes))
-        with self._lock:
-            device.allocated[address] = nbytes
-            device.ranges[address] = address + nbytes
-        return address
+        return self._memory.allocate_device(self._device(), nbytes)
 
     def device_free(self, address: DeviceAddress) -> None:
-        device = self._device()
-        with self._lock:
-            nbytes = device.allocated.pop(address, None)
-            if nbytes is None:
-                raise self._fail("device_free", 1, "invalid value", f"{address:#x} was not allocated")
-            del device.ranges[address]
-        posix.unmap(HostAddress(address), nbytes)
-
-    def _reachable(self, call: str, address: int, nbytes: int) -> None:
-        with self._lock:
-            if not self._device().reaches(address, nbytes):
-                detail = f"{nbytes} bytes at {address:#x} are not this device's"
-                raise self._fail(call, 1, "invalid value", detail)
+        self._memory.free_device(self._device(), address)
 
     def copy_to_device(self, dst: DeviceAddress, src: HostAddress, nbytes: int, stream: StreamHandle) -> None:
-        self._reachable("copy_to_device", dst, nbytes)
+        self._memory.check_reachable(self._device(), dst, nbytes, "copy_to_device")
         self.submit(stream, lambda: posix.copy(dst, src, nbytes))
 
     def copy_to_host(self, dst: HostAddress, src: DeviceAddress, nbytes: int, stream: StreamHandle) -> None:
-        self._reachable("copy_to_host", src, nbytes)
+        self._memory.check_reachable(self._device(), src, nbytes, "copy_to_host")
         self.submit(stream, lambda: posix.copy(dst, src, nbytes))
 
     def memset_async(self, dst: DeviceAddress, value: int, nbytes: int, stream: StreamHandle) -> None:
-        self._reachable("memset_async", dst, nbytes)
+        self._memory.check_reachable(self._device(), dst, nbytes, "memset_async")
         self.submit(stream, lambda: posix.fill(dst, value, nbytes))
 
     def batch_copy_missing(self) -> str | None:
         return "the stand-in device has no copy engine"
 
     def batch_copy(self, dsts: int, srcs: int, sizes: int, count: int, stream: StreamHandle) -> None:
-        self._number()
-        raise self._fail("batch_copy", 801, "not supported", "the stand-in device has no copy engine")
+        self._device()
+        raise refuse("batch_copy", 801, "not supported", "the stand-in device has no copy engine")
 
     def stream_create(self) -> StreamHandle:
-        stream = Stream(self._device().fault)
+        stream = Stream(self._faults[self._device()])
         handle = next(self._handles)
         self._streams[handle] = stream
         return StreamHandle(handle)
@@ -268,7 +171,7 @@ class HostDriver(HostMemoryDriver):
 
     def stream_synchronize(self, stream: StreamHandle) -> None:
         self._stream(stream).mark().wait()
-        self._number()
+        self._device()
 
     def stream_is_capturing(self, stream: StreamHandle) -> bool:
         self._stream(stream)
@@ -280,9 +183,9 @@ class HostDriver(HostMemoryDriver):
             self.submit(stream, mark.wait)
 
     def stream_wait_value(self, stream: StreamHandle, address: DeviceAddress, value: int) -> None:
-        self._reachable("stream_wait_value", address, 4)
-        word = posix.buffer(address, 4).cast("I")
-        fault = self._device().fault
+        device = self._device()
+        self._memory.check_reachable(device, address, 4, "stream_wait_value")
+        word, fault = posix.buffer(address, 4).cast("I"), self._faults[device]
 
         def wait() -> None:
             while (word[0] - value) & 0x8000_0000 and fault.error is None:
@@ -291,7 +194,7 @@ class HostDriver(HostMemoryDriver):
         self.submit(stream, wait)
 
     def event_create(self, *, timing: bool = False) -> EventHandle:
-        self._number()
+        self._device()
         handle = next(self._handles)
         self._events[handle] = None
         return EventHandle(handle)
@@ -307,35 +210,36 @@ class HostDriver(HostMemoryDriver):
     def event_query(self, event: EventHandle) -> bool:
         mark = self._event(event)
         reached = mark is None or mark.is_reached()
-        self._number()
+        self._device()
         return reached
 
     def event_synchronize(self, event: EventHandle) -> None:
         mark = self._event(event)
         if mark is not None:
             mark.wait()
-        self._number()
+        self._device()
 
     def event_elapsed_ms(self, start: EventHandle, end: EventHandle) -> float:
         first, last = self._event(start), self._event(end)
         if first is None or last is None or not (first.is_reached() and last.is_reached()):
-            raise self._fail("event_elapsed_ms", 600, "not ready", "both events must have been reached")
+            raise refuse("event_elapsed_ms", 600, "not ready", "both events must have been reached")
         return (last.time_s - first.time_s) * 1e3
 
     def _event(self, event: EventHandle) -> Mark | None:
-        self._number()
+        self._device()
         if event not in self._events:
-            raise self._fail("event", 400, "invalid handle", f"event {event}")
+            raise refuse("event", 400, "invalid handle", f"event {event}")
         return self._events[event]
 
     def _stream(self, stream: StreamHandle) -> Stream:
         device = self._device()
         if stream == 0:
             with self._lock:
-                device.default_stream = device.default_stream or Stream(device.fault)
-                return device.default_stream
+                if device not in self._default_streams:
+                    self._default_streams[device] = Stream(self._faults[device])
+                return self._default_streams[device]
         if stream not in self._streams:
-            raise self._fail("stream", 400, "invalid handle", f"stream {stream}")
+            raise refuse("stream", 400, "invalid handle", f"stream {stream}")
         return self._streams[stream]
 
     def submit(self, stream: StreamHandle, work: Callable[[], object]) -> None:
@@ -344,10 +248,4 @@ class HostDriver(HostMemoryDriver):
 
     def current_ranges(self) -> Callable[[], list[tuple[int, int]]]:
         """[context] A function that lists what kernels may reach here when it is called: sorted (begin, end)."""
-        device = self._device()
-
-        def ranges() -> list[tuple[int, int]]:
-            with self._lock:
-                return sorted(device.ranges.items())
-
-        return ranges
+        return functools.partial(self._memory.reachable, self._device())

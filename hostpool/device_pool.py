@@ -64,7 +64,8 @@ class DevicePool:
             raise ArgumentError(f"layers of different numbers of tokens: {sorted(counts)}")
         (self.tokens,) = counts
         table = DeviceTable(driver, device, np.array(addresses, np.uint64))
-        self._release = weakref.finalize(self, table.release)
+        # Not at exit: this would run before the pool's finalizer waits for transfers that read the table.
+        weakref.finalize(self, table.release).atexit = False
         self.side = Side(
             tuple(
                 ComponentSide(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvferry.drivers import posix
-from kvferry.drivers.errors import ArgumentError, PoolClosed
+from kvferry.drivers.errors import ArgumentError, ForkedProcess, PoolClosed
 from kvferry.drivers.protocol import HostAddress, Platform, StreamHandle
 from kvferry.hostpool import indices, tables
 from kvferry.hostpool.backend import Backend, first_backend, open_backend
@@ -90,7 +91,7 @@ class HostPool:
         self._finalizer = weakref.finalize(self, self._resources.release)
         self._host_pages = tables.page_addresses(bases, pages, self._pages_per_chunk, layout.page_nbytes)
         try:
-            for device in devices:
+            for device in dict.fromkeys(devices):
                 self._resources.devices[device] = DeviceState(
                     backend, device, layout, registration.chunks, pages, self._pages_per_chunk
                 )
@@ -246,6 +247,8 @@ class HostPool:
     def _open(self) -> None:
         if self.closed:
             raise PoolClosed("the pool was closed: its memory has been given back")
+        if os.getpid() != self._resources.pid:
+            raise ForkedProcess("the pool belongs to the parent process; make one in the child, after the fork")
 
     def _state(self, device: int) -> DeviceState:
         self._open()
@@ -259,6 +262,7 @@ class HostPool:
         """Wait for transfers in flight, then unregister and give the memory back. A second call does nothing.
 
         Raises ``TransferTimeout`` when they have not finished after ``timeout_s`` seconds; the pool then stays open.
+        While this waits, other threads' transfers are refused with ``PoolClosed``.
         """
         with self._lock:
             if self.closed:

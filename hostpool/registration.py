@@ -34,8 +34,10 @@ class Registration:
             for number, chunk in enumerate(chunks):
                 try:
                     driver.host_register(chunk.address, chunk.nbytes)
-                except DriverError as error:
+                except BaseException as error:
                     self.release()
+                    if not isinstance(error, DriverError):
+                        raise
                     where = f"chunk {number} of {len(chunks)}: {error.detail}; the chunks before it were released again"
                     raise error.with_detail(where) from error
                 self._held.append(chunk)

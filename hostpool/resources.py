@@ -48,7 +48,7 @@ class Resources:
     def __init__(self, mapping: HostMapping, registration: Registration) -> None:
         self.mapping, self.registration = mapping, registration
         self.devices: dict[int, DeviceState] = {}
-        self._pid = os.getpid()
+        self.pid = os.getpid()
 
     def release(self, timeout_s: float | None = None) -> None:
         """Wait for what is in flight, then let go of everything, in the order in which it must be.
@@ -56,11 +56,18 @@ class Resources:
         Raises ``TransferTimeout`` after ``timeout_s`` seconds, and then nothing was let go of. A forked child has
         nothing to let go of: its parent's driver and memory are not its own.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self.pid:
             return
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        for state in self.devices.values():
-            state.engine.drain(deadline_s)
+        try:
+            for state in self.devices.values():
+                state.engine.accept(False)
+            for state in self.devices.values():
+                state.engine.drain(deadline_s)
+        except BaseException:
+            for state in self.devices.values():
+                state.engine.accept(True)
+            raise
         for state in self.devices.values():
             state.engine.close()
             state.table.release()

@@ -40,6 +40,8 @@ class Slot:
     def __init__(self, driver: HostMemoryDriver, index_nbytes: int, layers: int) -> None:
         self.index_nbytes = index_nbytes
         self.epoch = 0
+        self.waiters = 0
+        """Threads that block on ``event``; recorded for another transfer, it would keep them for that one too."""
         self.layer_targets: npt.NDArray[np.uint32] = np.zeros(layers, np.uint32)
         """What each layer's counter reads once this slot's newest transfer has finished the layer."""
         counters_nbytes = 4 * (layers + 1)
@@ -99,8 +101,10 @@ class SlotArena:
         size = _LEAST_INDEX_NBYTES
         while size < index_nbytes:
             size = 2 * (size + _RECORD_NBYTES) - _RECORD_NBYTES
-        if self._free[size]:
-            return self._free[size].pop()
+        free = self._free[size]
+        for at in range(len(free) - 1, -1, -1):
+            if not free[at].waiters:
+                return free.pop(at)
         slot = Slot(self._driver, size, self._layers)
         self._all.append(slot)
         return slot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -16,6 +17,7 @@ from kvferry.drivers.errors import (
     IndexOutOfRange,
     KVFerryError,
     NotSupported,
+    PoolClosed,
     TransferTimeout,
 )
 from kvferry.drivers.protocol import DeviceAddress, HostMemoryDriver, StreamHandle
@@ -29,8 +31,8 @@ from kvferry.kernels_cubin.launcher import KernelLauncher
 log = logging.getLogger("kvferry")
 
 DEFAULT_CTAS = 4
-"""CTAs of a transfer. With 4 of them every layout, page size and row of the README's table comes within 3 % of the
-rate that 32 reach on an idle H200; 2 do for long runs only."""
+"""CTAs of a transfer. With 4 of them every layout, page size and row of the README's table comes within 5 % of the
+best rate that more of them reach on an idle H200; 2 do for long runs only."""
 
 
 class _Prepared:
@@ -45,7 +47,7 @@ class _Prepared:
             for side, source in (("src", plan.src), ("dst", plan.dst)):
                 where = source.components[number]
                 # Token indices on a side without gaps between pages count slots: no division in the kernel.
-                page = where.slot if _split(source, plan.unit) == 1 and plan.unit == "token" else where.page
+                page = where.slot if plan.unit == "token" and _gapless(source) else where.page
                 component[side] = (where.table, where.offset, page, where.slot, where.layer, where.head)
             component["run_words"] = run.nbytes // plan.word_nbytes
             component["segments"] = plan.segments(run)
@@ -60,10 +62,14 @@ class _Prepared:
         """Tasks that a CTA has in flight."""
 
 
+def _gapless(side: Side) -> bool:
+    """Whether a page begins where the slots of the one before it end, so that a token's number says where it lies."""
+    return side.table_by != abi.TABLE_BY_PAGE and all(c.page == side.page_tokens * c.slot for c in side.components)
+
+
 def _split(side: Side, unit: Unit) -> int:
     """Indices that share a page on ``side``: 1 where an index is a page, or where pages follow each other gapless."""
-    gapless = side.table_by != abi.TABLE_BY_PAGE and all(c.page == side.page_tokens * c.slot for c in side.components)
-    return 1 if unit == "page" or gapless else side.page_tokens
+    return 1 if unit == "page" or _gapless(side) else side.page_tokens
 
 
 class KernelEngine:
@@ -81,6 +87,9 @@ class KernelEngine:
         self._in_flight: defaultdict[StreamHandle, deque[Ticket]] = defaultdict(deque)
         self._prepared: weakref.WeakKeyDictionary[Plan, _Prepared] = weakref.WeakKeyDictionary()
         self._wait_value = driver.device_attributes(device).stream_wait_value
+        self._untracked: list[Ticket] = []
+        """Transfers without an event that says when they have run: what they use is never used again."""
+        self._accepting = True
 
     def submit(self, plan: Plan, given: Pairs, stream: StreamHandle, keep: object, ctas: int | None = None) -> Ticket:
         """Give a transfer to ``stream`` and return at once; ``keep`` lives until the transfer has run.
@@ -90,7 +99,9 @@ class KernelEngine:
         """
         if given.count == 0:
             return Ticket(None, None, stream, plan, 0, None)
-        with self._lock, self._driver.context(self._device):
+        with self._driver.context(self._device), self._lock:
+            if not self._accepting:
+                raise PoolClosed("the pool is being closed: it takes no more transfers")
             if self._driver.stream_is_capturing(stream):
                 raise NotSupported(f"stream {stream:#x} is being captured; transfers cannot be part of a graph")
             prepared = self._prepared.get(plan)
@@ -108,11 +119,22 @@ class KernelEngine:
             wanted = min(ctas or DEFAULT_CTAS, -(-total // prepared.cta_tasks))
             try:
                 self._launch(prepared, plan, given, slot, tasks, wanted, stream)
-            finally:
-                # After a failure too: what the stream was already given still reads the slot.
-                self._in_flight[stream].append(ticket)
-                self._driver.event_record(slot.event, stream)
+            except BaseException:
+                # What the stream was already given still reads the slot.
+                with contextlib.suppress(KVFerryError):  # the first error is the one to tell
+                    self._track(ticket, slot)
+                raise
+            self._track(ticket, slot)
             return ticket
+
+    def _track(self, ticket: Ticket, slot: Slot) -> None:
+        """Hold the ticket, and with it the slot, until the stream has come this far."""
+        try:
+            self._driver.event_record(slot.event, ticket.stream)
+        except BaseException:
+            self._untracked.append(ticket)
+            raise
+        self._in_flight[ticket.stream].append(ticket)
 
     def _launch(
         self,
@@ -146,9 +168,11 @@ class KernelEngine:
 
     def _reap(self) -> None:
         """Take back the slots of transfers that have run. In each stream the oldest runs first, so that is asked."""
-        for waiting in self._in_flight.values():
+        for stream, waiting in list(self._in_flight.items()):
             while waiting and self._finished(waiting[0]):
                 waiting.popleft()
+            if not waiting:
+                del self._in_flight[stream]
 
     def _finished(self, ticket: Ticket) -> bool:
         slot = ticket.slot
@@ -173,29 +197,35 @@ class KernelEngine:
 
     def poll(self, ticket: Ticket) -> bool:
         """Whether the transfer has run; if so its slot is free again."""
-        with self._lock, self._driver.context(self._device):
+        with self._driver.context(self._device), self._lock:
             return self._finished(ticket)
 
     def synchronize(self, ticket: Ticket) -> None:
         """Block until the transfer has run. Others may use the engine meanwhile."""
-        slot = ticket.slot
-        if slot is not None:
-            with self._driver.context(self._device):
-                try:
-                    self._driver.event_synchronize(slot.event)
-                except DriverError as lost:
-                    log.debug("waiting for a transfer ended with %s", lost)  # `poll` meets it again and keeps it
+        with self._driver.context(self._device):
+            with self._lock:
+                slot = ticket.slot
+                if slot is None:
+                    return
+                slot.waiters += 1
+            try:
+                self._driver.event_synchronize(slot.event)
+            except DriverError as lost:
+                log.debug("waiting for a transfer ended with %s", lost)  # `poll` meets it again and keeps it
+            finally:
+                with self._lock:
+                    slot.waiters -= 1
             self.poll(ticket)
 
     def wait(self, ticket: Ticket, stream: StreamHandle) -> None:
         """Order ``stream`` after the transfer."""
-        with self._lock, self._driver.context(self._device):
+        with self._driver.context(self._device), self._lock:
             if ticket.slot is not None and stream != ticket.stream:
                 self._driver.stream_wait_event(stream, ticket.slot.event)
 
     def wait_layer(self, ticket: Ticket, layer: int, stream: StreamHandle) -> None:
         """Order ``stream`` after one layer of the transfer, or after all of it where streams cannot wait for a word."""
-        with self._lock, self._driver.context(self._device):
+        with self._driver.context(self._device), self._lock:
             slot, number = ticket.slot, layer - ticket.plan.layer_begin
             if slot is None or stream == ticket.stream:
                 return
@@ -207,9 +237,14 @@ class KernelEngine:
 
     def busy(self) -> int:
         """Transfers that have not run yet."""
-        with self._lock, self._driver.context(self._device):
+        with self._driver.context(self._device), self._lock:
             self._reap()
             return sum(len(waiting) for waiting in self._in_flight.values())
+
+    def accept(self, accepting: bool) -> None:
+        """Whether ``submit`` takes transfers, or raises ``PoolClosed``: what is drained must not fill up again."""
+        with self._lock:
+            self._accepting = accepting
 
     def drain(self, deadline_s: float | None) -> None:
         """Block until every transfer has run; ``TransferTimeout`` at ``deadline_s`` of ``time.monotonic``."""
@@ -217,14 +252,20 @@ class KernelEngine:
             tickets = [ticket for waiting in self._in_flight.values() for ticket in waiting]
         for ticket in tickets:
             left = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            if not ticket.join(left):
+            try:
+                joined = ticket.join(left)
+            except KVFerryError as lost:  # the driver has gone, and with it whatever it was doing
+                log.debug("a transfer of %d bytes was not waited for: %s", ticket.nbytes, lost)
+                continue
+            if not joined:
                 raise TransferTimeout(f"a transfer of {ticket.nbytes} bytes is still in flight")
 
     def close(self) -> None:
         """Give the slots back; nothing may be in flight. Never raises."""
         try:
-            with self._lock, self._driver.context(self._device):
+            with self._driver.context(self._device), self._lock:
                 self._in_flight.clear()
+                self._untracked.clear()
                 self._arena.release()
         except KVFerryError as error:  # no context any more: a forked child, or a driver that has shut down
             log.debug("the kernel engine of device %d was left as it is: %s", self._device, error)

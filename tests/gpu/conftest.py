@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from kvferry.drivers.cuda import CudaDriver
 from kvferry.drivers.errors import DriverNotFound
 from kvferry.drivers.protocol import StreamHandle
@@ -14,23 +15,20 @@ from kvferry.hostpool.backend import Backend, open_backend
 HERE = Path(__file__).parent
 
 
-def _no_driver() -> str:
-    """Why there is no driver here, or nothing; any other trouble with the driver is a test failure, not a skip."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything in this folder."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _driver() -> None:
+    """Skip where no driver exists; any other trouble with the driver is a failure. Asked only once a test runs."""
     try:
         CudaDriver()
     except DriverNotFound as error:
-        return str(error)
-    return ""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark everything in this folder, and skip it where no driver exists."""
-    mine = [item for item in items if HERE in item.path.parents]
-    reason = _no_driver() if mine else ""
-    for item in mine:
-        item.add_marker(pytest.mark.gpu)
-        if reason:
-            item.add_marker(pytest.mark.skip(reason=reason))
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

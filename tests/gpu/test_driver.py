@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fakes.process import run_python
+
 from kvferry.drivers import posix
 from kvferry.drivers.errors import AlreadyRegistered, InvalidValue, NoArtefact, NotRegistered
 from kvferry.drivers.protocol import HostAddress, StreamHandle
@@ -17,6 +17,8 @@ from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.mapping import HostMapping
 from kvferry.kernels_cubin.launch_cuda import CudaLauncher
 from kvferry.kernels_cubin.manifest import Manifest
+
+from fakes.process import run_python
 
 MIB = 1 << 20
 

@@ -7,9 +7,11 @@ import gc
 import numpy as np
 import pytest
 import torch
+
 from kvferry.drivers.errors import IndexOutOfRange, NotSupported
 from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
+
 from support.torch_cache import TorchCache, page_bytes
 
 LAYOUT = KVLayout.mha(layers=8, heads=8, head_size=128, element_nbytes=2, page_tokens=64)

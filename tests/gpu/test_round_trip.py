@@ -7,11 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+
 from kvferry.drivers.protocol import StreamHandle
 from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.layout import PageOrder
 from kvferry.hostpool.plan import Unit
+
 from support.torch_cache import TorchCache, page_bytes
 
 MakeLayout = Callable[[int, PageOrder], KVLayout]

@@ -1,0 +1,66 @@
+"""Fixtures on the fake drivers. Each test gets a fake as new: one device, no registrations, an empty log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvferry.drivers.protocol import HostMemoryDriver
+
+from fakes.build import build_fake, host_kernels
+from fakes.cuda import FakeCuda
+from fakes.hip import FakeHip
+from fakes.vendors import VENDORS, Bench, Vendor
+
+
+@pytest.fixture(scope="session")
+def fakes_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the fakes of this session are built, each once."""
+    return tmp_path_factory.mktemp("fakes")
+
+
+@pytest.fixture(scope="session")
+def build_variant(fakes_dir: Path) -> Callable[..., Path]:
+    """``build_variant("cuda", "NO_BATCH")``: a fake with something left out, to be loaded in a process of its own."""
+    return lambda vendor, *defines: build_fake(vendor, fakes_dir, defines)
+
+
+@pytest.fixture(scope="session")
+def kernels_library() -> Path:
+    """The kernels as a library of this machine, for ``fake.set_kernels``."""
+    return host_kernels()
+
+
+@pytest.fixture
+def fake_cuda(fakes_dir: Path) -> Iterator[FakeCuda]:
+    fake = FakeCuda.build(fakes_dir)
+    fake.reset()
+    yield fake
+    fake.reset()
+
+
+@pytest.fixture
+def fake_hip(fakes_dir: Path) -> Iterator[FakeHip]:
+    fake = FakeHip.build(fakes_dir)
+    fake.reset()
+    yield fake
+    fake.reset()
+
+
+@pytest.fixture(params=VENDORS, ids=lambda vendor: vendor.name)
+def bench(request: pytest.FixtureRequest, fakes_dir: Path) -> Iterator[Bench]:
+    """Both vendors, one after the other."""
+    vendor: Vendor = request.param
+    path = str(build_fake(vendor.name, fakes_dir))
+    fake = vendor.fake(path)
+    fake.reset()
+    yield Bench(vendor, fake, path)
+    fake.reset()
+
+
+@pytest.fixture
+def driver(bench: Bench) -> HostMemoryDriver:
+    """A driver on one device."""
+    return bench.driver()

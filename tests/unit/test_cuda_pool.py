@@ -1,0 +1,317 @@
+"""The whole CUDA path on the fake driver: pool, tables, real cuda-python, and the kernels run for real."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvferry.drivers.cuda import CudaDriver
+from kvferry.drivers.errors import (
+    AlreadyRegistered,
+    Deinitialized,
+    DriverError,
+    IndexOutOfRange,
+    InvalidValue,
+    LaunchFailure,
+    NotRegistered,
+    NotSupported,
+    OutOfMemory,
+)
+from kvferry.drivers.protocol import StreamHandle
+from kvferry.hostpool import DevicePool, HostPool, KVLayout
+from kvferry.hostpool.backend import Backend
+from kvferry.kernels_cubin.launch_cuda import CudaLauncher
+from kvferry.kernels_cubin.manifest import Manifest
+
+from fakes.cuda import FakeCuda
+from fakes.memory import bytes_at, pattern, put_at
+from fakes.process import run_python
+
+LAYOUT = KVLayout.mha(layers=3, heads=2, head_size=16, element_nbytes=2, page_tokens=8)
+PAGES_PER_CHUNK = 8
+CHUNK_NBYTES = PAGES_PER_CHUNK * LAYOUT.page_nbytes
+PAGES = 3 * PAGES_PER_CHUNK + 2
+SHORT_CHUNK_NBYTES = 2 * 4096  # two pages of 3072 bytes, in whole pages of the system
+TOKENS = 64
+ROW_NBYTES = 64
+STREAM_MEM_OPS_V1, STREAM_MEM_OPS_64 = 92, 122
+
+
+@pytest.fixture
+def backend(fake_cuda: FakeCuda, kernels_library: Path) -> Backend:
+    fake_cuda.set_kernels(kernels_library)
+    driver = CudaDriver()
+    return Backend(driver, lambda device: CudaLauncher(driver, device, Manifest.load()))
+
+
+def make_pool(backend: Backend, devices: tuple[int, ...] = (0,)) -> HostPool:
+    """Four chunks; the last one is short."""
+    return HostPool(LAYOUT, PAGES, backend=backend, chunk_nbytes=CHUNK_NBYTES, devices=devices)
+
+
+class Cache:
+    """A layer-first cache in the fake's device memory."""
+
+    def __init__(self, pool: HostPool, device: int = 0) -> None:
+        driver = pool.backend.driver
+        with driver.context(device):
+            self.layers = {name: [driver.device_alloc(TOKENS * ROW_NBYTES) for _ in range(3)] for name in "kv"}
+            self.stream: StreamHandle = driver.stream_create()
+        self.content = {}
+        for number, (name, layer) in enumerate((name, layer) for name in "kv" for layer in range(3)):
+            self.content[name, layer] = pattern(TOKENS * ROW_NBYTES, seed=number).tobytes()
+        self.write()
+        self.pool: DevicePool = pool.device_pool(self.layers, device=device, tokens=TOKENS)
+
+    def write(self) -> None:
+        for (name, layer), data in self.content.items():
+            put_at(self.layers[name][layer], data)
+
+    def wipe(self) -> None:
+        for name, layer in self.content:
+            put_at(self.layers[name][layer], bytes(TOKENS * ROW_NBYTES))
+
+    def is_whole(self) -> bool:
+        return all(
+            bytes_at(self.layers[name][layer], len(data)) == data for (name, layer), data in self.content.items()
+        )
+
+    def page(self, page: int) -> bytes:
+        """What a host page holds as a copy of this cache's page: components, then layers, then tokens."""
+        at = slice(page * 8 * ROW_NBYTES, (page + 1) * 8 * ROW_NBYTES)
+        return b"".join(self.content[name, layer][at] for name in "kv" for layer in range(3))
+
+
+def test_round_trip_through_an_alias_a_chunk(fake_cuda: FakeCuda, backend: Backend) -> None:
+    """Scenario 6: every page uses the alias of its own chunk; host addresses never reach a kernel."""
+    with make_pool(backend) as pool:
+        assert pool.domain().kind == "alias"
+        assert len(set(pool.domain().aliases)) == 4
+        cache = Cache(pool)
+        host_pages = [0, 7, 8, 15, 16, 23, 24, 25]  # both ends of every chunk
+        pool.store(cache.pool, range(8), host_pages, stream=cache.stream).synchronize()
+        for device_page, host_page in enumerate(host_pages):
+            assert pool.page_view(host_page).tobytes() == cache.page(device_page)
+        cache.wipe()
+        pool.load(cache.pool, host_pages, range(8), stream=cache.stream).synchronize()
+        assert cache.is_whole()
+    launches = fake_cuda.calls("cuLaunchKernel")
+    assert [(launch.values["ctas"], launch.values["threads"]) for launch in launches] == [(1, 1024)] * 2
+
+
+def test_tables_hold_what_the_driver_answers(backend: Backend) -> None:
+    """The table in device memory, entry by entry, against the driver's answer for each page."""
+    with make_pool(backend) as pool, backend.driver.context(0):
+        entries = np.frombuffer(bytes_at(pool._resources.devices[0].table.entry(0), 8 * PAGES), np.uint64)
+        answers = [backend.driver.host_device_pointer(pool.page_address(page)) for page in range(PAGES)]
+        assert entries.tolist() == answers
+        assert not set(answers) & {int(pool.page_address(page)) for page in range(PAGES)}
+
+
+def test_every_device_has_its_own_table(fake_cuda: FakeCuda, backend: Backend) -> None:
+    """Scenario 31: one pool, two devices, bytes from one to the other."""
+    fake_cuda.set_devices(2)
+    with make_pool(backend, devices=(0, 1)) as pool:
+        assert not set(pool.domain(0).aliases) & set(pool.domain(1).aliases)
+        first, second = Cache(pool, 0), Cache(pool, 1)
+        second.wipe()
+        pool.store(first.pool, range(8), range(8), stream=first.stream).synchronize()
+        pool.load(second.pool, range(8), range(8), stream=second.stream).synchronize()
+        assert second.is_whole()
+        assert fake_cuda.current_device() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(2, OutOfMemory), (4, Deinitialized), (712, AlreadyRegistered), (713, NotRegistered), (1, DriverError)],
+)
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_a_failing_chunk_takes_the_others_back(
+    fake_cuda: FakeCuda, backend: Backend, code: int, error: type[DriverError], failing: int
+) -> None:
+    """Scenario 25: chunks k-1 to 0 are unregistered in reverse, the memory is unmapped, the error names the chunk."""
+    fake_cuda.log()
+    fake_cuda.fail("cuMemHostRegister_v2", code, nth=failing + 1)
+    with pytest.raises(error, match=rf"chunk {failing} of 4: {CHUNK_NBYTES if failing < 3 else SHORT_CHUNK_NBYTES} bytes at 0x"):
+        make_pool(backend)
+    log = fake_cuda.log()
+    registered = [call.values["address"] for call in log if call.name == "cuMemHostRegister_v2" and call.result == 0]
+    unregistered = [call.values["address"] for call in log if call.name == "cuMemHostUnregister"]
+    assert len(registered) == failing
+    assert unregistered == registered[::-1]
+    refused = next(call.values["address"] for call in log if call.name == "cuMemHostRegister_v2" and call.result)
+    assert isinstance(refused, int)
+    assert not mapped(refused)
+    with make_pool(backend):  # nothing is in the way of the next
+        pass
+
+
+def mapped(address: int) -> bool:
+    """Whether something is mapped at an address of this process."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        found = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        assert found is not None
+        if int(found[1], 16) <= address < int(found[2], 16):
+            return True
+    return False
+
+
+def test_close_unregisters_what_was_registered(fake_cuda: FakeCuda, backend: Backend) -> None:
+    """Scenario 7: exactly the bases that were registered, each once, also where the device has other addresses."""
+    fake_cuda.log()
+    pool = make_pool(backend)
+    cache = Cache(pool)
+    pool.store(cache.pool, range(8), range(8), stream=cache.stream).synchronize()
+    pool.close()
+    pool.close()
+    log = fake_cuda.log()
+    registered = [call.values["address"] for call in log if call.name == "cuMemHostRegister_v2"]
+    unregistered = [call.values["address"] for call in log if call.name == "cuMemHostUnregister"]
+    assert unregistered == registered[::-1]
+    for took, gave in (("cuMemAlloc_v2", "cuMemFree_v2"), ("cuMemHostAlloc", "cuMemFreeHost")):
+        taken = sum(call.name == took for call in log) - (6 if took == "cuMemAlloc_v2" else 0)  # less the cache's own
+        assert sum(call.name == gave for call in log) + (took == "cuMemAlloc_v2") == taken  # its table lives on with it
+    assert all(call.result == 0 for call in log)
+
+
+@pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemHostGetDevicePointer_v2", "cuMemHostAlloc", "cuEventCreate"])
+@pytest.mark.parametrize("nth", [1, 2])
+def test_any_failure_leaves_nothing_behind(fake_cuda: FakeCuda, backend: Backend, call: str, nth: int) -> None:
+    """Whatever the driver refuses, making a pool and moving a page either works or gives everything back."""
+    fake_cuda.log()
+    fake_cuda.fail(call, 2, nth=nth)
+    pages = KVLayout.mla(layers=1, latent_size=64, element_nbytes=1, page_tokens=8)
+    with backend.driver.context(0):
+        row = 0
+        while not row:  # the cache's own allocation may be the one that is refused
+            with suppress(OutOfMemory):
+                row = backend.driver.device_alloc(8 * 64)
+
+    def job() -> None:
+        with HostPool(pages, 64, backend=backend, chunk_nbytes=4096) as pool:
+            pool.store(pool.device_pool({"latent": [row]}, tokens=8), [0], [0], stream=0)
+
+    with suppress(OutOfMemory):
+        job()
+    log = fake_cuda.log()
+    for took, gave in (
+        ("cuMemHostRegister_v2", "cuMemHostUnregister"),
+        ("cuMemAlloc_v2", "cuMemFree_v2"),
+        ("cuMemHostAlloc", "cuMemFreeHost"),
+        ("cuEventCreate", "cuEventDestroy_v2"),
+        ("cuStreamCreate", "cuStreamDestroy_v2"),
+    ):
+        taken = sum(c.name == took and c.result == 0 for c in log) - (took == "cuMemAlloc_v2")
+        assert sum(c.name == gave for c in log) == taken, (took, gave)
+
+
+def test_a_launch_that_fails(fake_cuda: FakeCuda, backend: Backend) -> None:
+    """A typed error, nothing moved, and the pool goes on."""
+    with make_pool(backend) as pool:
+        cache = Cache(pool)
+        pool.page_view(0)[:] = 0xEE
+        fake_cuda.fail("cuLaunchKernel", 719)
+        with pytest.raises(LaunchFailure, match="kv_transfer_w16_i64"):
+            pool.store(cache.pool, [0], [0], stream=cache.stream)
+        assert (pool.page_view(0) == 0xEE).all()
+        pool.store(cache.pool, [0], [0], stream=cache.stream).synchronize()
+        assert pool.page_view(0).tobytes() == cache.page(0)
+
+
+def test_device_indices_out_of_range_on_cuda(fake_cuda: FakeCuda, backend: Backend) -> None:
+    """Scenario 10 through the error record in page-locked memory, which the kernel knows by its alias."""
+
+    class OnDevice:
+        def __init__(self, values: list[int]) -> None:
+            data = np.array(values, np.int32)
+            with backend.driver.context(0):
+                address = backend.driver.device_alloc(data.nbytes)
+            put_at(address, data.tobytes())
+            self.__cuda_array_interface__ = {
+                "shape": data.shape,
+                "typestr": "<i4",
+                "data": (address, False),
+                "version": 3,
+            }
+
+    with make_pool(backend) as pool:
+        cache = Cache(pool)
+        ticket = pool.store(cache.pool, OnDevice([0, 8, 2]), OnDevice([5, 6, 7]), stream=cache.stream)
+        with pytest.raises(IndexOutOfRange, match="source index 8 at position 1"):
+            ticket.synchronize()
+        assert pool.page_view(5).tobytes() == cache.page(0)
+        assert pool.page_view(6).tobytes() == bytes(LAYOUT.page_nbytes)
+        assert pool.page_view(7).tobytes() == cache.page(2)
+
+
+@pytest.mark.parametrize("supported", [0, 1])
+def test_wait_layer_with_and_without_stream_memory_operations(
+    fake_cuda: FakeCuda, backend: Backend, supported: int
+) -> None:
+    """Where streams cannot wait for a word, the whole transfer's event orders instead."""
+    fake_cuda.set_attribute(STREAM_MEM_OPS_V1, supported)
+    fake_cuda.set_attribute(STREAM_MEM_OPS_64, supported)
+    with make_pool(backend) as pool:
+        cache = Cache(pool)
+        with backend.driver.context(0):
+            other = backend.driver.stream_create()
+        ticket = pool.load(cache.pool, range(8), range(8), stream=cache.stream)
+        fake_cuda.log()
+        ticket.wait_layer(2, other)
+        calls = [call.name for call in fake_cuda.calls("cuStreamWaitValue32_v2", "cuStreamWaitEvent")]
+        assert calls == (["cuStreamWaitValue32_v2"] if supported else ["cuStreamWaitEvent"])
+
+
+def test_a_captured_stream_is_refused(fake_cuda: FakeCuda, backend: Backend) -> None:
+    with make_pool(backend) as pool:
+        cache = Cache(pool)
+        fake_cuda.set_capturing(cache.stream, True)
+        with pytest.raises(NotSupported, match="captured"):
+            pool.store(cache.pool, [0], [0], stream=cache.stream)
+        fake_cuda.set_capturing(cache.stream, False)
+        pool.store(cache.pool, [0], [0], stream=cache.stream).synchronize()
+
+
+def test_no_call_at_import(fakes_dir: Path) -> None:
+    """Scenario 30: with a driver already in the process, importing every module calls nothing of it."""
+    path = FakeCuda.build(fakes_dir).path
+    run_python(
+        f"""
+        from fakes.cuda import FakeCuda
+        fake = FakeCuda({path!r})
+        import kvferry.drivers.cuda, kvferry.kernels_cubin.launch_cuda, kvferry.hostpool.cli
+        assert fake.log() == []
+        """
+    )
+
+
+def test_a_driver_without_batch_copies_moves_pages(build_variant: Callable[..., Path], kernels_library: Path) -> None:
+    """Scenario 5: the symbol is missing; that engine is told absent and the pages move by kernel."""
+    path = build_variant("cuda", "NO_BATCH")
+    printed = run_python(
+        f"""
+        from fakes.cuda import FakeCuda
+        fake = FakeCuda({str(path)!r})
+        fake.set_kernels({str(kernels_library)!r})
+        from kvferry.hostpool import demo
+        from kvferry.hostpool.backend import open_backend
+        backend = open_backend("cuda")
+        print(backend.driver.batch_copy_missing())
+        from kvferry.hostpool import HostPool, KVLayout
+        layout = KVLayout.mla(layers=1, latent_size=64, element_nbytes=1, page_tokens=8)
+        with HostPool(layout, 4, backend=backend) as pool, backend.driver.context(0):
+            row = backend.driver.device_alloc(8 * 64)
+            from fakes.memory import bytes_at, pattern, put_at
+            put_at(row, pattern(8 * 64, 1).tobytes())
+            pool.store(pool.device_pool({{"latent": [row]}}, tokens=8), [0], [3], stream=0).synchronize()
+            print(pool.page_view(3).tobytes() == bytes_at(row, 8 * 64))
+        """
+    )
+    missing, moved = printed.splitlines()
+    assert "cuMemcpyBatchAsync" in missing
+    assert moved == "True"
