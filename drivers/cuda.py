@@ -24,6 +24,8 @@ from kvferry.drivers.protocol import (
 
 ffi: Any = _cuda_ffi.ffi  # C data has no static types
 
+LIBRARY_PATTERN = r"libcuda\.so(\.\d+)*"
+
 
 class _Current:
     """Makes a device current: pushes its primary context, pops it on the way out. Holds no state of its own."""
@@ -45,7 +47,7 @@ class CudaDriver(HostMemoryDriver):
     platform: Platform = "cuda"
 
     def __init__(self) -> None:
-        lib, self.library = loader.open_library(ffi, self.platform, r"libcuda\.so(\.\d+)*", ["libcuda.so.1"])
+        lib, self.library = loader.open_library(ffi, self.platform, LIBRARY_PATTERN, ["libcuda.so.1"])
         self._lib: Any = lib
         self._fork = loader.ForkGuard("the CUDA driver")
         self._current: dict[int, _Current] = {}

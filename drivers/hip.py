@@ -24,6 +24,8 @@ from kvferry.drivers.protocol import (
 
 ffi: Any = _hip_ffi.ffi  # C data has no static types
 
+LIBRARY_PATTERN = r"libamdhip64\.so(\.\d+)*"
+
 
 class _Current:
     """Makes a device current if it is not, and on the way out the one before, which the thread remembers."""
@@ -47,7 +49,7 @@ class HipDriver(HostMemoryDriver):
 
     def __init__(self) -> None:
         names = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"]
-        lib, self.library = loader.open_library(ffi, self.platform, r"libamdhip64\.so(\.\d+)*", names)
+        lib, self.library = loader.open_library(ffi, self.platform, LIBRARY_PATTERN, names)
         self._lib: Any = lib
         self._fork = loader.ForkGuard("the HIP runtime")
         self._current: dict[int, _Current] = {}

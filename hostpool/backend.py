@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from kvferry.drivers.errors import DriverNotFound, KVFerryError, NotSupported
+from kvferry.drivers.errors import DriverNotFound, KVFerryError
 from kvferry.drivers.protocol import HostMemoryDriver, Platform
 from kvferry.kernels_cubin.launcher import KernelLauncher
 from kvferry.kernels_cubin.manifest import Manifest
@@ -39,9 +39,10 @@ def _cuda() -> Backend:
 
 def _rocm() -> Backend:
     from kvferry.drivers.hip import HipDriver
+    from kvferry.kernels_cubin.launch_hip import HipLauncher
 
     driver = HipDriver()
-    raise NotSupported(f"{driver.library} is there, but this version does not launch its ROCm kernels yet")
+    return Backend(driver, lambda device: HipLauncher(driver, device, Manifest.load()))
 
 
 def stand_in(devices: int = 1) -> Backend:

@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--platform", choices=get_args(Platform), help="instead of the first that works")
     command.add_argument("--device", type=int, default=0, help="device number (default 0)")
     command.add_argument("--order", choices=get_args(PageOrder), default="page_first_direct", help="host page order")
+    command.add_argument("--layers", type=int, default=32, help="layers of the cache (default 32)")
+    command.add_argument("--pages", type=int, help="pages of 64 tokens (default 64, on the stand-in 4)")
     command.add_argument("--json", action="store_true", help="print one object")
     command.set_defaults(run=_demo)
 
@@ -54,7 +56,14 @@ def _demo(options: argparse.Namespace) -> int:
         backend, passed_over = first_backend()
     quiet = options.json or not sys.stderr.isatty()
     with _progress_bar(quiet) as progress:
-        result = demo.run(backend, device=options.device, order=options.order, progress=progress)
+        result = demo.run(
+            backend,
+            device=options.device,
+            order=options.order,
+            layers=options.layers,
+            pages=options.pages,
+            progress=progress,
+        )
     if options.json:
         print(json.dumps(result.as_json()))
     else:

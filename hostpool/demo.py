@@ -48,16 +48,23 @@ class DemoResult:
 
 
 def run(
-    backend: Backend, *, device: int = 0, order: PageOrder = "page_first_direct", progress: Progress | None = None
+    backend: Backend,
+    *,
+    device: int = 0,
+    order: PageOrder = "page_first_direct",
+    layers: int = 32,
+    pages: int | None = None,
+    progress: Progress | None = None,
 ) -> DemoResult:
     """Run the demo: a cache shaped like Llama 3 8B (32 layers, 8 KV heads of 128 bf16, pages of 64 tokens).
 
-    4096 tokens on a GPU, 256 on the stand-in. Random bytes, random pages on both sides; the device cache is wiped
-    between backing up and loading back.
+    64 pages on a GPU and 4 on the stand-in, unless ``pages`` says otherwise. Random bytes, random pages on both sides;
+    the device cache is wiped between backing up and loading back.
     """
     driver = backend.driver
-    layout = KVLayout.mha(layers=32, heads=8, head_size=128, element_nbytes=2, page_tokens=64, order=order)
-    pages = 4 if driver.platform == "stand-in" else 64
+    layout = KVLayout.mha(layers=layers, heads=8, head_size=128, element_nbytes=2, page_tokens=64, order=order)
+    if pages is None:
+        pages = 4 if driver.platform == "stand-in" else 64
     random = np.random.default_rng()
     with ExitStack() as stack:
         pool = stack.enter_context(HostPool(layout, 2 * pages, backend=backend, devices=[device], progress=progress))

@@ -33,7 +33,10 @@ class Pairs:
 
 
 def _host(what: str, indices: object) -> HostIndices:
-    array = np.asarray(indices)
+    try:
+        array = np.asarray(indices)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{what} indices cannot be read as an array: {error}") from error
     if array.size == 0:
         return np.zeros(0, np.int64)
     if array.ndim != 1:

@@ -29,9 +29,14 @@ class DeviceState:
         pages_per_chunk: int,
     ) -> None:
         self.domain = domain.ask(backend.driver, device, chunks)
-        self.engine = KernelEngine(backend.driver, backend.launcher(device), device, layout.layers)
         addresses = tables.page_addresses(self.domain.aliases, pages, pages_per_chunk, layout.page_nbytes)
+        launcher = backend.launcher(device)
         self.table = tables.DeviceTable(backend.driver, device, addresses)
+        try:
+            self.engine = KernelEngine(backend.driver, launcher, device, layout.layers)
+        except BaseException:
+            self.table.release()
+            raise
         strides = [layout.strides(number) for number in range(len(layout.components))]
         self.side = Side(
             tuple(ComponentSide(self.table.entry(0), s.offset, 0, s.slot, s.layer, s.head) for s in strides),

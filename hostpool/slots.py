@@ -96,6 +96,16 @@ class SlotArena:
         self._free: dict[int, list[Slot]] = defaultdict(list)
         self._all: list[Slot] = []
 
+    def prepare(self, count: int) -> None:
+        """Make ``count`` slots of the least size ahead of their use; gives back what it made when one fails."""
+        try:
+            while len(self._all) < count:
+                self._all.append(Slot(self._driver, _LEAST_INDEX_NBYTES, self._layers))
+        except BaseException:
+            self.release()
+            raise
+        self._free[_LEAST_INDEX_NBYTES].extend(self._all)
+
     def acquire(self, index_nbytes: int) -> Slot:
         """A slot with room for ``index_nbytes``; a new one is made only when all of its size are in flight."""
         size = _LEAST_INDEX_NBYTES

@@ -100,4 +100,10 @@ class ArgumentBlock:
         self.address = int(self.array.ctypes.data)
         self._parameters = np.array([self.address], dtype=np.uint64)
         self.parameters = int(self._parameters.ctypes.data)
-        """Address of the ``void *[1]`` that the vendors' launch calls take."""
+        """Address of the ``void *[1]`` that CUDA's launch call takes."""
+        self._nbytes = np.array([ARGS_NBYTES], dtype=np.uint64)
+        pointer, size, end = 1, 2, 3  # HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE, _END
+        words = [pointer, self.address, size, int(self._nbytes.ctypes.data), end]
+        self._extra = np.array(words, dtype=np.uint64)
+        self.extra = int(self._extra.ctypes.data)
+        """Address of the ``void *[5]`` that HIP's launch call takes."""

@@ -13,14 +13,9 @@ rm -rf build ./*.egg-info # a build folder would bring back files that are gone
 "$bin/ruff" check .
 "$bin/ruff" format --check .
 
-# The folders are packages of the namespace kvferry only once installed; links show mypy the sources under those names.
-mkdir -p .venv/source/kvferry
-for package in drivers hostpool kernels_cubin; do
-    ln -sfn "$PWD/$package" ".venv/source/kvferry/$package"
-done
-MYPYPATH="$PWD/.venv/source:$PWD/scripts:$PWD/tests" "$bin/mypy" \
-    -p kvferry.drivers -p kvferry.kernels_cubin -p kvferry.hostpool
-MYPYPATH="$PWD/.venv/source:$PWD/scripts:$PWD/tests" "$bin/mypy" scripts tests
+# What was just installed, under the names it has there.
+"$bin/mypy" -p kvferry.drivers -p kvferry.kernels_cubin -p kvferry.hostpool
+MYPYPATH=scripts:tests "$bin/mypy" scripts tests
 
 # No compiler is on this PATH: what the tests compile, they compile with the pinned package. The GPU's tests have a process
 # of their own, since the others load fake drivers under the real ones' names.

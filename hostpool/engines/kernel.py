@@ -35,6 +35,10 @@ DEFAULT_CTAS = 4
 best rate that more of them reach on an idle H200; 2 do for long runs only."""
 
 
+SLOTS_AT_START = 4
+"""Slots that exist before the first transfer: making one allocates, which can make the device wait."""
+
+
 class _Prepared:
     """A plan's argument block with all that does not change from call to call."""
 
@@ -90,6 +94,8 @@ class KernelEngine:
         self._untracked: list[Ticket] = []
         """Transfers without an event that says when they have run: what they use is never used again."""
         self._accepting = True
+        with driver.context(device):
+            self._arena.prepare(SLOTS_AT_START)
 
     def submit(self, plan: Plan, given: Pairs, stream: StreamHandle, keep: object, ctas: int | None = None) -> Ticket:
         """Give a transfer to ``stream`` and return at once; ``keep`` lives until the transfer has run.
@@ -265,6 +271,9 @@ class KernelEngine:
         try:
             with self._driver.context(self._device), self._lock:
                 self._in_flight.clear()
+                for ticket in self._untracked:  # no event of theirs can be waited for
+                    with contextlib.suppress(KVFerryError):
+                        self._driver.stream_synchronize(ticket.stream)
                 self._untracked.clear()
                 self._arena.release()
         except KVFerryError as error:  # no context any more: a forked child, or a driver that has shut down

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from kvferry.kernels_cubin.manifest import Manifest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

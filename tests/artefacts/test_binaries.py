@@ -9,9 +9,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from elf import MACHINES, Elf, MalformedBinary, read_cubin, read_hsaco, unpack_messagepack
+
 from kvferry.kernels_cubin import abi
 from kvferry.kernels_cubin.manifest import Artefact, Kind, Manifest
+
+from elf import MACHINES, Elf, MalformedBinary, read_cubin, read_hsaco, unpack_messagepack
 
 SHIPPED = Manifest.load()
 

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from build_kernels import MANIFEST, TARGETS, Interface, Target, check_binary, differences, write
+
 from kvferry.kernels_cubin.manifest import Manifest
+
+from build_kernels import MANIFEST, TARGETS, Interface, Target, check_binary, differences, write
 from toolchain import BuildError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "build_kernels.py"

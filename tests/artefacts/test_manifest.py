@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from kvferry.drivers.errors import ArtefactError
 from kvferry.kernels_cubin import abi
 from kvferry.kernels_cubin.manifest import Artefact, Manifest

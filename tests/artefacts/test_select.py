@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from kvferry.drivers.errors import NoArtefact
 from kvferry.kernels_cubin.manifest import Artefact, Kind, Manifest
 from kvferry.kernels_cubin.select import candidates, choose

@@ -21,11 +21,19 @@ class Calls:
     unregister: str
     device_pointer: str
     host_alloc: str
+    host_free: str
     device_alloc: str
+    device_free: str
     copy_to_device: str
     batch: str
     stream_create: str
+    stream_destroy: str
+    stream_wait_event: str
+    stream_wait_value: str
+    event_create: str
+    event_destroy: str
     event_query: str
+    launch: str
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,19 @@ CUDA = Vendor(
         unregister="cuMemHostUnregister",
         device_pointer="cuMemHostGetDevicePointer_v2",
         host_alloc="cuMemHostAlloc",
+        host_free="cuMemFreeHost",
         device_alloc="cuMemAlloc_v2",
+        device_free="cuMemFree_v2",
         copy_to_device="cuMemcpyHtoDAsync_v2",
         batch="cuMemcpyBatchAsync_v2",
         stream_create="cuStreamCreate",
+        stream_destroy="cuStreamDestroy_v2",
+        stream_wait_event="cuStreamWaitEvent",
+        stream_wait_value="cuStreamWaitValue32_v2",
+        event_create="cuEventCreate",
+        event_destroy="cuEventDestroy_v2",
         event_query="cuEventQuery",
+        launch="cuLaunchKernel",
     ),
     "CUDA_ERROR_INVALID_VALUE",
 )
@@ -76,11 +92,19 @@ HIP = Vendor(
         unregister="hipHostUnregister",
         device_pointer="hipHostGetDevicePointer",
         host_alloc="hipHostMalloc",
+        host_free="hipHostFree",
         device_alloc="hipMalloc",
+        device_free="hipFree",
         copy_to_device="hipMemcpyHtoDAsync",
         batch="hipMemcpyBatchAsync",
         stream_create="hipStreamCreateWithFlags",
+        stream_destroy="hipStreamDestroy",
+        stream_wait_event="hipStreamWaitEvent",
+        stream_wait_value="hipStreamWaitValue32",
+        event_create="hipEventCreateWithFlags",
+        event_destroy="hipEventDestroy",
         event_query="hipEventQuery",
+        launch="hipModuleLaunchKernel",
     ),
     "hipErrorInvalidValue",
 )

@@ -1,4 +1,4 @@
-"""The whole CUDA path on the fake driver: pool, tables, real cuda-python, and the kernels run for real."""
+"""The whole path on both fake drivers: pool, tables, real cuda-python and hip-python, and the kernels run for real."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvferry.drivers.cuda import CudaDriver
 from kvferry.drivers.errors import (
     AlreadyRegistered,
     Deinitialized,
@@ -26,11 +25,13 @@ from kvferry.drivers.protocol import StreamHandle
 from kvferry.hostpool import DevicePool, HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
 from kvferry.kernels_cubin.launch_cuda import CudaLauncher
+from kvferry.kernels_cubin.launch_hip import HipLauncher
 from kvferry.kernels_cubin.manifest import Manifest
 
 from fakes.cuda import FakeCuda
 from fakes.memory import bytes_at, pattern, put_at
 from fakes.process import run_python
+from fakes.vendors import Bench
 
 LAYOUT = KVLayout.mha(layers=3, heads=2, head_size=16, element_nbytes=2, page_tokens=8)
 PAGES_PER_CHUNK = 8
@@ -39,14 +40,16 @@ PAGES = 3 * PAGES_PER_CHUNK + 2
 SHORT_CHUNK_NBYTES = 2 * 4096  # two pages of 3072 bytes, in whole pages of the system
 TOKENS = 64
 ROW_NBYTES = 64
-STREAM_MEM_OPS_V1, STREAM_MEM_OPS_64 = 92, 122
+STREAM_WAIT_VALUE = {"cuda": (92, 122), "hip": (10013,)}  # the attributes that tell
 
 
 @pytest.fixture
-def backend(fake_cuda: FakeCuda, kernels_library: Path) -> Backend:
-    fake_cuda.set_kernels(kernels_library)
-    driver = CudaDriver()
-    return Backend(driver, lambda device: CudaLauncher(driver, device, Manifest.load()))
+def backend(bench: Bench, kernels_library: Path) -> Backend:
+    bench.fake.set_kernels(kernels_library)
+    driver = bench.driver()
+    if driver.platform == "cuda":
+        return Backend(driver, lambda device: CudaLauncher(driver, device, Manifest.load()))
+    return Backend(driver, lambda device: HipLauncher(driver, device, Manifest.load()))
 
 
 def make_pool(backend: Backend, devices: tuple[int, ...] = (0,)) -> HostPool:
@@ -87,7 +90,7 @@ class Cache:
         return b"".join(self.content[name, layer][at] for name in "kv" for layer in range(3))
 
 
-def test_round_trip_through_an_alias_a_chunk(fake_cuda: FakeCuda, backend: Backend) -> None:
+def test_round_trip_through_an_alias_a_chunk(bench: Bench, backend: Backend) -> None:
     """Scenario 6: every page uses the alias of its own chunk; host addresses never reach a kernel."""
     with make_pool(backend) as pool:
         assert pool.domain().kind == "alias"
@@ -100,7 +103,7 @@ def test_round_trip_through_an_alias_a_chunk(fake_cuda: FakeCuda, backend: Backe
         cache.wipe()
         pool.load(cache.pool, host_pages, range(8), stream=cache.stream).synchronize()
         assert cache.is_whole()
-    launches = fake_cuda.calls("cuLaunchKernel")
+    launches = bench.fake.calls(bench.calls.launch)
     assert [(launch.values["ctas"], launch.values["threads"]) for launch in launches] == [(1, 1024)] * 2
 
 
@@ -113,9 +116,9 @@ def test_tables_hold_what_the_driver_answers(backend: Backend) -> None:
         assert not set(answers) & {int(pool.page_address(page)) for page in range(PAGES)}
 
 
-def test_every_device_has_its_own_table(fake_cuda: FakeCuda, backend: Backend) -> None:
+def test_every_device_has_its_own_table(bench: Bench, backend: Backend) -> None:
     """Scenario 31: one pool, two devices, bytes from one to the other."""
-    fake_cuda.set_devices(2)
+    bench.fake.set_devices(2)
     with make_pool(backend, devices=(0, 1)) as pool:
         assert not set(pool.domain(0).aliases) & set(pool.domain(1).aliases)
         first, second = Cache(pool, 0), Cache(pool, 1)
@@ -123,28 +126,28 @@ def test_every_device_has_its_own_table(fake_cuda: FakeCuda, backend: Backend) -
         pool.store(first.pool, range(8), range(8), stream=first.stream).synchronize()
         pool.load(second.pool, range(8), range(8), stream=second.stream).synchronize()
         assert second.is_whole()
-        assert fake_cuda.current_device() is None
 
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(2, OutOfMemory), (4, Deinitialized), (712, AlreadyRegistered), (713, NotRegistered), (1, DriverError)],
+    [(1, InvalidValue), (2, OutOfMemory), (4, Deinitialized), (712, AlreadyRegistered), (713, NotRegistered)],
 )
 @pytest.mark.parametrize("failing", [0, 1, 3])
 def test_a_failing_chunk_takes_the_others_back(
-    fake_cuda: FakeCuda, backend: Backend, code: int, error: type[DriverError], failing: int
+    bench: Bench, backend: Backend, code: int, error: type[DriverError], failing: int
 ) -> None:
     """Scenario 25: chunks k-1 to 0 are unregistered in reverse, the memory is unmapped, the error names the chunk."""
-    fake_cuda.log()
-    fake_cuda.fail("cuMemHostRegister_v2", code, nth=failing + 1)
-    with pytest.raises(error, match=rf"chunk {failing} of 4: {CHUNK_NBYTES if failing < 3 else SHORT_CHUNK_NBYTES} bytes at 0x"):
+    bench.fake.log()
+    bench.fake.fail(bench.calls.register, code, nth=failing + 1)
+    nbytes = CHUNK_NBYTES if failing < 3 else SHORT_CHUNK_NBYTES
+    with pytest.raises(error, match=f"chunk {failing} of 4: {nbytes} bytes at 0x"):
         make_pool(backend)
-    log = fake_cuda.log()
-    registered = [call.values["address"] for call in log if call.name == "cuMemHostRegister_v2" and call.result == 0]
-    unregistered = [call.values["address"] for call in log if call.name == "cuMemHostUnregister"]
+    log = bench.fake.log()
+    registered = [call.values["address"] for call in log if call.name == bench.calls.register and call.result == 0]
+    unregistered = [call.values["address"] for call in log if call.name == bench.calls.unregister]
     assert len(registered) == failing
     assert unregistered == registered[::-1]
-    refused = next(call.values["address"] for call in log if call.name == "cuMemHostRegister_v2" and call.result)
+    refused = next(call.values["address"] for call in log if call.name == bench.calls.register and call.result)
     assert isinstance(refused, int)
     assert not mapped(refused)
     with make_pool(backend):  # nothing is in the way of the next
@@ -161,30 +164,34 @@ def mapped(address: int) -> bool:
     return False
 
 
-def test_close_unregisters_what_was_registered(fake_cuda: FakeCuda, backend: Backend) -> None:
+def test_close_unregisters_what_was_registered(bench: Bench, backend: Backend) -> None:
     """Scenario 7: exactly the bases that were registered, each once, also where the device has other addresses."""
-    fake_cuda.log()
+    bench.fake.log()
     pool = make_pool(backend)
     cache = Cache(pool)
     pool.store(cache.pool, range(8), range(8), stream=cache.stream).synchronize()
     pool.close()
     pool.close()
-    log = fake_cuda.log()
-    registered = [call.values["address"] for call in log if call.name == "cuMemHostRegister_v2"]
-    unregistered = [call.values["address"] for call in log if call.name == "cuMemHostUnregister"]
+    log = bench.fake.log()
+    registered = [call.values["address"] for call in log if call.name == bench.calls.register]
+    unregistered = [call.values["address"] for call in log if call.name == bench.calls.unregister]
     assert unregistered == registered[::-1]
-    for took, gave in (("cuMemAlloc_v2", "cuMemFree_v2"), ("cuMemHostAlloc", "cuMemFreeHost")):
-        taken = sum(call.name == took for call in log) - (6 if took == "cuMemAlloc_v2" else 0)  # less the cache's own
-        assert sum(call.name == gave for call in log) + (took == "cuMemAlloc_v2") == taken  # its table lives on with it
+
+    def count(name: str) -> int:
+        return sum(call.name == name for call in log)
+
+    assert count(bench.calls.host_free) == count(bench.calls.host_alloc)
+    in_use = 6 + 1  # the cache's layers, and the table of the device pool, which lives as long as that
+    assert count(bench.calls.device_free) == count(bench.calls.device_alloc) - in_use
     assert all(call.result == 0 for call in log)
 
 
-@pytest.mark.parametrize("call", ["cuMemAlloc_v2", "cuMemHostGetDevicePointer_v2", "cuMemHostAlloc", "cuEventCreate"])
+@pytest.mark.parametrize("verb", ["device_alloc", "device_pointer", "host_alloc", "event_create", "stream_create"])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_any_failure_leaves_nothing_behind(fake_cuda: FakeCuda, backend: Backend, call: str, nth: int) -> None:
+def test_any_failure_leaves_nothing_behind(bench: Bench, backend: Backend, verb: str, nth: int) -> None:
     """Whatever the driver refuses, making a pool and moving a page either works or gives everything back."""
-    fake_cuda.log()
-    fake_cuda.fail(call, 2, nth=nth)
+    bench.fake.log()
+    bench.fake.fail(getattr(bench.calls, verb), 2, nth=nth)
     pages = KVLayout.mla(layers=1, latent_size=64, element_nbytes=1, page_tokens=8)
     with backend.driver.context(0):
         row = 0
@@ -198,24 +205,24 @@ def test_any_failure_leaves_nothing_behind(fake_cuda: FakeCuda, backend: Backend
 
     with suppress(OutOfMemory):
         job()
-    log = fake_cuda.log()
+    log = bench.fake.log()
     for took, gave in (
-        ("cuMemHostRegister_v2", "cuMemHostUnregister"),
-        ("cuMemAlloc_v2", "cuMemFree_v2"),
-        ("cuMemHostAlloc", "cuMemFreeHost"),
-        ("cuEventCreate", "cuEventDestroy_v2"),
-        ("cuStreamCreate", "cuStreamDestroy_v2"),
+        (bench.calls.register, bench.calls.unregister),
+        (bench.calls.device_alloc, bench.calls.device_free),
+        (bench.calls.host_alloc, bench.calls.host_free),
+        (bench.calls.event_create, bench.calls.event_destroy),
+        (bench.calls.stream_create, bench.calls.stream_destroy),
     ):
-        taken = sum(c.name == took and c.result == 0 for c in log) - (took == "cuMemAlloc_v2")
+        taken = sum(c.name == took and c.result == 0 for c in log) - (took == bench.calls.device_alloc)
         assert sum(c.name == gave for c in log) == taken, (took, gave)
 
 
-def test_a_launch_that_fails(fake_cuda: FakeCuda, backend: Backend) -> None:
+def test_a_launch_that_fails(bench: Bench, backend: Backend) -> None:
     """A typed error, nothing moved, and the pool goes on."""
     with make_pool(backend) as pool:
         cache = Cache(pool)
         pool.page_view(0)[:] = 0xEE
-        fake_cuda.fail("cuLaunchKernel", 719)
+        bench.fake.fail(bench.calls.launch, 719)
         with pytest.raises(LaunchFailure, match="kv_transfer_w16_i64"):
             pool.store(cache.pool, [0], [0], stream=cache.stream)
         assert (pool.page_view(0) == 0xEE).all()
@@ -223,7 +230,7 @@ def test_a_launch_that_fails(fake_cuda: FakeCuda, backend: Backend) -> None:
         assert pool.page_view(0).tobytes() == cache.page(0)
 
 
-def test_device_indices_out_of_range_on_cuda(fake_cuda: FakeCuda, backend: Backend) -> None:
+def test_device_indices_out_of_range_on_cuda(bench: Bench, backend: Backend) -> None:
     """Scenario 10 through the error record in page-locked memory, which the kernel knows by its alias."""
 
     class OnDevice:
@@ -250,30 +257,28 @@ def test_device_indices_out_of_range_on_cuda(fake_cuda: FakeCuda, backend: Backe
 
 
 @pytest.mark.parametrize("supported", [0, 1])
-def test_wait_layer_with_and_without_stream_memory_operations(
-    fake_cuda: FakeCuda, backend: Backend, supported: int
-) -> None:
+def test_wait_layer_with_and_without_stream_memory_operations(bench: Bench, backend: Backend, supported: int) -> None:
     """Where streams cannot wait for a word, the whole transfer's event orders instead."""
-    fake_cuda.set_attribute(STREAM_MEM_OPS_V1, supported)
-    fake_cuda.set_attribute(STREAM_MEM_OPS_64, supported)
+    for attribute in STREAM_WAIT_VALUE[bench.vendor.name]:
+        bench.fake.set_attribute(attribute, supported)
     with make_pool(backend) as pool:
         cache = Cache(pool)
         with backend.driver.context(0):
             other = backend.driver.stream_create()
         ticket = pool.load(cache.pool, range(8), range(8), stream=cache.stream)
-        fake_cuda.log()
+        bench.fake.log()
         ticket.wait_layer(2, other)
-        calls = [call.name for call in fake_cuda.calls("cuStreamWaitValue32_v2", "cuStreamWaitEvent")]
-        assert calls == (["cuStreamWaitValue32_v2"] if supported else ["cuStreamWaitEvent"])
+        calls = [call.name for call in bench.fake.calls(bench.calls.stream_wait_value, bench.calls.stream_wait_event)]
+        assert calls == ([bench.calls.stream_wait_value] if supported else [bench.calls.stream_wait_event])
 
 
-def test_a_captured_stream_is_refused(fake_cuda: FakeCuda, backend: Backend) -> None:
+def test_a_captured_stream_is_refused(bench: Bench, backend: Backend) -> None:
     with make_pool(backend) as pool:
         cache = Cache(pool)
-        fake_cuda.set_capturing(cache.stream, True)
+        bench.fake.set_capturing(cache.stream, True)
         with pytest.raises(NotSupported, match="captured"):
             pool.store(cache.pool, [0], [0], stream=cache.stream)
-        fake_cuda.set_capturing(cache.stream, False)
+        bench.fake.set_capturing(cache.stream, False)
         pool.store(cache.pool, [0], [0], stream=cache.stream).synchronize()
 
 
