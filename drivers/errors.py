@@ -76,6 +76,10 @@ class LauncherNotFound(KVFerryError):
     """The Python package that launches kernels on this platform is not installed."""
 
 
+class RuntimeConflict(KVFerryError):
+    """Two copies of one vendor's runtime are in the process; addresses of one mean nothing to the other."""
+
+
 class NotSupported(KVFerryError):
     """This driver, device or engine cannot do what was asked; the message says what is missing."""
 

@@ -135,7 +135,10 @@ class HostMemoryDriver(Protocol):
         """[context] What follows in ``stream`` runs after what ``event`` recorded."""
 
     def stream_wait_value(self, stream: StreamHandle, address: DeviceAddress, value: int) -> None:
-        """[context] What follows runs once the 32-bit word at ``address`` is at or after ``value``, cyclically."""
+        """[context] What follows runs once the 32-bit word at ``address`` has reached ``value``.
+
+        CUDA compares cyclically and HIP does not; both agree while the two are less than 2**31 apart and below 2**32.
+        """
 
     def event_create(self, *, timing: bool = False) -> EventHandle:
         """[context] An event; with ``timing`` it can be measured against another."""

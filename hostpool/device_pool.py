@@ -97,6 +97,8 @@ class DevicePool:
         array = device_array(given)
         if array is None:
             raise ArgumentError(f"{what} is {type(given).__name__}, not an array in device memory and not an address")
+        if tokens is not None:
+            raise ArgumentError(f"{what} is an array and says itself how many tokens it has: leave tokens= out")
         return array.address, *_row_stride(what, component.row_nbytes, array)
 
 

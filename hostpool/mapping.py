@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from kvferry.drivers import posix
-from kvferry.drivers.errors import HostMemoryError
+from kvferry.drivers.errors import ArgumentError, HostMemoryError
 from kvferry.drivers.protocol import HostAddress
 
 log = logging.getLogger("kvferry")
@@ -56,6 +56,8 @@ class HostMapping:
         ``HostMemoryError`` when the system runs short, before anything is page-locked. Pages touched this way cost
         0.028 to 0.05 s a GiB with 16 threads; left to the registration they cost 0.34 (measured on an H200's host).
         """
+        if threads is not None and threads < 1:
+            raise ArgumentError(f"populating takes at least 1 thread, not {threads}")
         start = time.perf_counter()
         workers = threads or min(_MAX_POPULATE_THREADS, len(os.sched_getaffinity(0)))
         done = 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,10 @@ from kvferry.hostpool.backend import Backend, first_backend, open_backend
 from kvferry.hostpool.device_pool import DevicePool, LayerArrays
 from kvferry.hostpool.domain import PointerDomain
 from kvferry.hostpool.layout import KVLayout
-from kvferry.hostpool.mapping import HostMapping, Progress
+from kvferry.hostpool.mapping import Progress
+from kvferry.hostpool.memory import DriverMemory, MemoryKind, PinnedMemory, RegisteredMemory, default_kind
 from kvferry.hostpool.pages import PageAllocator
 from kvferry.hostpool.plan import Plan, Unit, plan_transfer
-from kvferry.hostpool.registration import Chunk, Registration
 from kvferry.hostpool.resources import DeviceState, Resources
 from kvferry.hostpool.ticket import Ticket
 
@@ -36,10 +36,13 @@ DEFAULT_CHUNK_NBYTES = 1 << 30
 class HostPool:
     """Page-locked host memory for ``pages`` pages of ``layout``, reachable from every device in ``devices``.
 
-    ``platform`` chooses ``cuda``, ``rocm`` or ``stand-in``; left out, the first that works here is taken. The memory
-    is made present by ``populate_threads`` threads and registered in chunks of at most ``chunk_nbytes`` that end on
-    page boundaries (a page that is larger gets a chunk of its own). ``progress`` is called with (bytes, bytes in all)
-    while it is made present.
+    ``platform`` chooses ``cuda``, ``rocm`` or ``stand-in``; left out, the first that works here is taken.
+
+    ``memory="registered"`` is memory of our own, made present by ``populate_threads`` threads and then page-locked;
+    ``memory="driver"`` is allocated by the driver. The second is what ROCm's makers advise for pools of many GB and the
+    default there, the first is the default elsewhere. Either way it comes in chunks of at most ``chunk_nbytes`` that
+    end on page boundaries (a page that is larger gets a chunk of its own). ``progress`` is called with (bytes, bytes in
+    all) while the memory is obtained.
 
     Raises ``HostMemoryError`` when the system has no memory, a ``DriverError`` when page-locking fails; either way
     nothing is left behind. Use it as a context manager, or call ``close``.
@@ -56,16 +59,21 @@ class HostPool:
         platform: Platform | None = None,
         backend: Backend | None = None,
         devices: Sequence[int] = (0,),
+        memory: MemoryKind | None = None,
         chunk_nbytes: int = DEFAULT_CHUNK_NBYTES,
         populate_threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        if isinstance(pages, bool) or not isinstance(pages, int) or pages < 1:
+        if isinstance(pages, bool) or not isinstance(pages, (int, np.integer)) or pages < 1:
             raise ArgumentError(f"a pool has at least 1 page, not {pages!r}")
+        pages = int(pages)
         if not devices or chunk_nbytes < 1:
             raise ArgumentError(f"a pool needs at least one device and chunks of at least 1 byte, not {chunk_nbytes}")
         if backend is None:
             backend = open_backend(platform) if platform else first_backend()[0]
+        kind = memory or default_kind(backend.driver.platform)
+        if kind not in get_args(MemoryKind):
+            raise ArgumentError(f"memory is one of {', '.join(get_args(MemoryKind))}, not {kind!r}")
         self.layout, self.pages, self.backend = layout, pages, backend
         self._pages_per_chunk = layout.pages_per_chunk(chunk_nbytes, posix.PAGE_NBYTES)
         self._allocator = PageAllocator(pages)
@@ -76,35 +84,34 @@ class HostPool:
         chunk_span = _whole(self._pages_per_chunk * layout.page_nbytes)
         full, rest = divmod(pages, self._pages_per_chunk)
         spans = [chunk_span] * full + ([_whole(rest * layout.page_nbytes)] if rest else [])
-        mapping = HostMapping(sum(spans))
-        try:
-            self.populate_s = mapping.populate(threads=populate_threads, progress=progress)
-            start = time.perf_counter()
-            bases = [HostAddress(mapping.address + number * chunk_span) for number in range(len(spans))]
-            chunks = [Chunk(base, span) for base, span in zip(bases, spans, strict=True)]
-            registration = Registration(backend.driver, devices[0], chunks)
-            self.register_s = time.perf_counter() - start
-        except BaseException:
-            mapping.close()
-            raise
-        self._resources = Resources(mapping, registration)
+        held: PinnedMemory
+        if kind == "registered":
+            owner = f"a pool of {pages} pages"
+            held = RegisteredMemory(
+                backend.driver, devices[0], spans, owner=owner, threads=populate_threads, progress=progress
+            )
+        else:
+            held = DriverMemory(backend.driver, devices[0], spans, progress=progress)
+        self._resources = Resources(held)
         self._finalizer = weakref.finalize(self, self._resources.release)
+        bases = [chunk.address for chunk in held.chunks]
         self._host_pages = tables.page_addresses(bases, pages, self._pages_per_chunk, layout.page_nbytes)
         try:
             for device in dict.fromkeys(devices):
                 self._resources.devices[device] = DeviceState(
-                    backend, device, layout, registration.chunks, pages, self._pages_per_chunk
+                    backend, device, layout, held.chunks, pages, self._pages_per_chunk
                 )
         except BaseException:
             self._finalizer()
             raise
         log.info(
-            "pool of %d pages, %d bytes in %d chunks: present after %.3f s, page-locked after %.3f s more",
+            "pool of %d pages, %d bytes in %d chunks, %s: present after %.3f s, page-locked after %.3f s more",
             pages,
             self.nbytes,
-            len(chunks),
-            self.populate_s,
-            self.register_s,
+            len(spans),
+            kind,
+            held.populate_s,
+            held.lock_s,
         )
 
     def __enter__(self) -> HostPool:
@@ -122,6 +129,11 @@ class HostPool:
     def closed(self) -> bool:
         """Whether ``close`` has given the memory back."""
         return not self._finalizer.alive
+
+    @property
+    def memory_kind(self) -> MemoryKind:
+        """Whether the memory is ours and registered, or the driver's."""
+        return self._resources.memory.kind
 
     @property
     def free_pages(self) -> int:
@@ -238,8 +250,8 @@ class HostPool:
         every = self.layout.layers
         if layers is None:
             return range(every)
-        if isinstance(layers, int) and not isinstance(layers, bool):
-            layers = range(layers, layers + 1)
+        if isinstance(layers, (int, np.integer)) and not isinstance(layers, bool):
+            layers = range(int(layers), int(layers) + 1)
         if not isinstance(layers, range) or layers.step != 1 or not 0 <= layers.start < layers.stop <= every:
             raise ArgumentError(f"layers must be a layer or a non-empty range inside 0 to {every}, not {layers!r}")
         return layers

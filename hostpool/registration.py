@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kvferry.drivers.errors import DriverError, KVFerryError
 from kvferry.drivers.protocol import HostAddress, HostMemoryDriver
+from kvferry.hostpool.range_book import book
 
 log = logging.getLogger("kvferry")
 
@@ -25,15 +26,23 @@ class Registration:
 
     One call for the whole pool would fail on several platforms (above 512 GiB on R580 and later, vllm#51080; above
     2 GiB on some kernels), hence chunks. The driver serialises the calls, so they are made one after the other.
+    ``owner`` names the holder in the process's ``RangeBook``, for whoever meets these ranges later.
     """
 
-    def __init__(self, driver: HostMemoryDriver, device: int, chunks: Sequence[Chunk]) -> None:
+    def __init__(
+        self, driver: HostMemoryDriver, device: int, chunks: Sequence[Chunk], *, owner: str = "somebody"
+    ) -> None:
         self._driver, self._device = driver, device
         self._held: list[Chunk] = []
         with driver.context(device):
             for number, chunk in enumerate(chunks):
                 try:
-                    driver.host_register(chunk.address, chunk.nbytes)
+                    book.claim(chunk.address, chunk.nbytes, f"chunk {number} of {owner}")
+                    try:
+                        driver.host_register(chunk.address, chunk.nbytes)
+                    except BaseException:
+                        book.release(chunk.address)
+                        raise
                 except BaseException as error:
                     self.release()
                     if not isinstance(error, DriverError):
@@ -59,5 +68,6 @@ class Registration:
                         self._driver.host_unregister(chunk.address)
                     except DriverError as error:
                         log.error("unregistering %d bytes at %#x failed: %s", chunk.nbytes, chunk.address, error)
+                    book.release(chunk.address)
         except KVFerryError as error:  # no context any more: a forked child, or a driver that has shut down
             log.debug("left %d chunks registered: %s", len(self._held), error)

@@ -10,9 +10,9 @@ from kvferry.hostpool import domain, tables
 from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.engines.kernel import KernelEngine
 from kvferry.hostpool.layout import KVLayout
-from kvferry.hostpool.mapping import HostMapping
+from kvferry.hostpool.memory import PinnedMemory
 from kvferry.hostpool.plan import ComponentSide, Side
-from kvferry.hostpool.registration import Chunk, Registration
+from kvferry.hostpool.registration import Chunk
 from kvferry.kernels_cubin.abi import TABLE_BY_PAGE
 
 
@@ -48,10 +48,10 @@ class DeviceState:
 
 
 class Resources:
-    """A pool's memory, its registration, and its state on each device."""
+    """A pool's memory, and its state on each device."""
 
-    def __init__(self, mapping: HostMapping, registration: Registration) -> None:
-        self.mapping, self.registration = mapping, registration
+    def __init__(self, memory: PinnedMemory) -> None:
+        self.memory = memory
         self.devices: dict[int, DeviceState] = {}
         self.pid = os.getpid()
 
@@ -77,5 +77,4 @@ class Resources:
             state.engine.close()
             state.table.release()
         self.devices.clear()
-        self.registration.release()
-        self.mapping.close()
+        self.memory.release()

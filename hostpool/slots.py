@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kvferry.drivers import posix
 from kvferry.drivers.errors import KVFerryError
 from kvferry.drivers.protocol import DeviceAddress, EventHandle, HostAddress, HostMemoryDriver
-from kvferry.kernels_cubin.abi import ERROR_RECORD
+from kvferry.kernels_cubin import abi
 
 log = logging.getLogger("kvferry")
 
@@ -35,6 +35,7 @@ class Slot:
     """Memory of one transfer, used by one transfer at a time and then by the next.
 
     Counters and epoch only ever grow, so a slot is never cleared and a late reader cannot see a stale count as done.
+    Before a counter could wrap (HIP compares plainly, CUDA cyclically) the slot is retired.
     """
 
     def __init__(self, driver: HostMemoryDriver, index_nbytes: int, layers: int) -> None:
@@ -42,6 +43,8 @@ class Slot:
         self.epoch = 0
         self.waiters = 0
         """Threads that block on ``event``; recorded for another transfer, it would keep them for that one too."""
+        self.counted = 0
+        """No layer's counter reads more than this."""
         self.layer_targets: npt.NDArray[np.uint32] = np.zeros(layers, np.uint32)
         """What each layer's counter reads once this slot's newest transfer has finished the layer."""
         counters_nbytes = 4 * (layers + 1)
@@ -61,7 +64,7 @@ class Slot:
             raise
         self.host_indices = HostAddress(self._pinned + _RECORD_NBYTES)
         self._indices = np.frombuffer(posix.buffer(self.host_indices, index_nbytes), np.uint8)
-        self._record = np.frombuffer(posix.buffer(self._pinned, ERROR_RECORD.itemsize), ERROR_RECORD)
+        self._record = np.frombuffer(posix.buffer(self._pinned, abi.ERROR_RECORD.itemsize), abi.ERROR_RECORD)
 
     def write_indices(self, src: npt.NDArray[np.generic], dst: npt.NDArray[np.generic]) -> None:
         """Copy both index arrays into pinned memory, one behind the other."""
@@ -120,8 +123,9 @@ class SlotArena:
         return slot
 
     def give_back(self, slot: Slot) -> None:
-        """The slot's transfer has finished."""
-        self._free[slot.index_nbytes].append(slot)
+        """The slot's transfer has finished. A slot near the end of its counters is not used again."""
+        if slot.counted <= abi.MAX_TASKS:
+            self._free[slot.index_nbytes].append(slot)
 
     def release(self) -> None:
         """Give every slot's memory back; nothing may be in flight."""

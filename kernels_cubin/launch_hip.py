@@ -13,7 +13,7 @@ import ctypes
 import importlib
 from typing import Any
 
-from kvferry.drivers.errors import DriverError, LauncherNotFound, NoArtefact, driver_error
+from kvferry.drivers.errors import DriverError, LauncherNotFound, NoArtefact, RuntimeConflict, driver_error
 from kvferry.drivers.hip import LIBRARY_PATTERN
 from kvferry.drivers.loader import mapped_libraries
 from kvferry.drivers.protocol import HostMemoryDriver, StreamHandle
@@ -46,7 +46,7 @@ def _bindings(library: str) -> Any:
     hip.hipRuntimeGetVersion()  # the first call opens the library
     runtimes = mapped_libraries(LIBRARY_PATTERN)
     if len(runtimes) > 1:
-        raise LauncherNotFound(
+        raise RuntimeConflict(
             f"two HIP runtimes are in this process, {' and '.join(runtimes)}: addresses and streams of one mean "
             "nothing to the other; let kvferry start after torch and before anything else that uses hip-python"
         )

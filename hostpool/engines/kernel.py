@@ -171,6 +171,7 @@ class KernelEngine:
         name = abi.kernel_name(plan.word_nbytes, given.index_nbytes)
         self.launcher.launch(name, ctas, prepared.block, stream)
         slot.layer_targets[: plan.n_layers] += np.uint32(sum(tasks))
+        slot.counted += sum(tasks)
 
     def _reap(self) -> None:
         """Take back the slots of transfers that have run. In each stream the oldest runs first, so that is asked."""

@@ -18,9 +18,12 @@ static char architecture[64] = "gfx942:sramecc+:xnack-";
 
 static int current_device(void) { return current; }
 
+static void reset_modules(void);
+
 static void reset_platform(void) {
   current = last_error = 0;
   strcpy(architecture, "gfx942:sramecc+:xnack-");
+  reset_modules();
 }
 
 EXPORT void fake_set_architecture(const char *name) { snprintf(architecture, sizeof architecture, "%s", name); }
@@ -265,47 +268,153 @@ EXPORT hipError_t hipEventElapsedTime(float *ms, hipEvent_t start, hipEvent_t en
 
 /* ---- kernels ---------------------------------------------------------------------------------------------------- */
 
-/* The machine number that clang writes into the lowest byte of the flags (LLVM's AMDGPU usage guide). */
-static int machine_of(const char *name) {
+/* A GPU of somebody else's making: executes the image that was loaded. Answers the launch's code; after one that is not
+   0 the device is lost. `kernarg_nbytes` is 0 where the launch did not say. It may be called on any thread, and must not
+   call the fake. */
+typedef int (*launch_executor)(const void *image, size_t image_nbytes, const char *kernel, uint32_t ctas, uint32_t threads,
+                               const void *kernarg, size_t kernarg_nbytes, const kernel_range *ranges,
+                               uint32_t n_ranges);
+static launch_executor executor;
+
+/* Launches of modules that were loaded before or after go to it; NULL: to the host build again. */
+EXPORT void fake_set_executor(launch_executor given) { executor = given; }
+
+/* A module holds a copy of its image, to see whether the caller's still is the same. */
+typedef struct module {
+  struct module *next;
+  const unsigned char *image;
+  unsigned char *copy;
+  size_t nbytes;
+} module;
+
+typedef struct function {
+  struct function *next;
+  const module *module;
+  uintptr_t host_kernel; /* 0: not in the host build */
+  char name[64];
+} function;
+
+static module *modules;
+static function *functions;
+
+static void reset_modules(void) {
+  executor = NULL;
+  for (module *m = modules, *next; m; m = next) {
+    next = m->next;
+    free(m->copy);
+    free(m);
+  }
+  for (function *f = functions, *next; f; f = next) {
+    next = f->next;
+    free(f);
+  }
+  modules = NULL;
+  functions = NULL;
+}
+
+static module *module_of(const void *handle) {
+  module *m = modules;
+  while (m && m != handle) m = m->next;
+  return m;
+}
+static const function *known_function(const void *handle) {
+  const function *f = functions;
+  while (f && f != handle) f = f->next;
+  return f;
+}
+
+/* The machine number that clang writes into the lowest byte of the flags (LLVM's AMDGPU usage guide), and that of the
+   generic target that runs on the device as well. */
+static int suits(int number, const char *name) {
   static const struct {
     const char *name;
-    int number;
-  } machines[] = {{"gfx906", 0x2f},  {"gfx908", 0x30},  {"gfx90a", 0x3f},  {"gfx942", 0x4c},
-                  {"gfx950", 0x4f},  {"gfx1030", 0x36}, {"gfx1100", 0x41}, {"gfx1101", 0x46},
-                  {"gfx1151", 0x4a}, {"gfx1200", 0x48}, {"gfx1201", 0x4e}};
+    int number, generic;
+  } machines[] = {{"gfx906", 0x2f, 0x51},  {"gfx908", 0x30, -1},    {"gfx90a", 0x3f, -1},
+                  {"gfx942", 0x4c, 0x5f},  {"gfx950", 0x4f, 0x5f},  {"gfx1030", 0x36, 0x53},
+                  {"gfx1100", 0x41, 0x54}, {"gfx1101", 0x46, 0x54}, {"gfx1102", 0x47, 0x54},
+                  {"gfx1103", 0x44, 0x54}, {"gfx1150", 0x43, 0x54}, {"gfx1151", 0x4a, 0x54},
+                  {"gfx1200", 0x48, 0x59}, {"gfx1201", 0x4e, 0x59}};
   size_t length = strcspn(name, ":");
   for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++)
-    if (strlen(machines[i].name) == length && !strncmp(machines[i].name, name, length)) return machines[i].number;
-  return -1;
+    if (strlen(machines[i].name) == length && !strncmp(machines[i].name, name, length))
+      return number == machines[i].number || number == machines[i].generic;
+  return 0;
 }
-static int load_image(void **module, const void *image) {
+static int load_image(void **handle, const void *image) {
   uint32_t flags;
   int abi;
-  if (!module || !image) return INVALID_VALUE;
+  if (!handle || !image) return INVALID_VALUE;
   /* The real one reads the first 4096 bytes, whatever the size, and keeps the pointer. */
   for (int i = 0; i < 4096; i++) (void)((const volatile char *)image)[i];
   int code = keep_image(image, 224, &flags, &abi);
-  if (!code && (int)(flags & 0xFF) != machine_of(architecture)) code = NO_BINARY;
-  if (!code) *module = (void *)(uintptr_t)image;
-  return code;
+  if (!code && !suits((int)(flags & 0xFF), architecture)) code = NO_BINARY;
+  if (code) return code;
+  module *m = malloc(sizeof *m);
+  *m = (module){modules, image, malloc(last_image_nbytes), last_image_nbytes};
+  memcpy(m->copy, last_image, last_image_nbytes);
+  *handle = modules = m;
+  return OK;
 }
 EXPORT hipError_t hipModuleLoadData(void **module, const void *image) {
   HIP_CALL("hipModuleLoadData", CONTEXT, load_image(module, image), " nbytes=%zu", last_image_nbytes);
 }
 EXPORT hipError_t hipModuleUnload(void *module) {
-  HIP_CALL("hipModuleUnload", CONTEXT, module ? OK : INVALID_HANDLE, "%s", "");
+  HIP_CALL("hipModuleUnload", CONTEXT, module_of(module) ? OK : INVALID_HANDLE, "%s", "");
 }
-/* A module is its image, still: bytes that have changed since are a buffer that was not kept alive. */
-static int function_of(void **function, void *module, const char *name) {
-  if (!module || memcmp(module, last_image, last_image_nbytes)) return INVALID_HANDLE;
-  return find_kernel(name, (uintptr_t *)function);
+/* A kernel is there if the image has a descriptor of that name. */
+static int has_kernel(const module *m, const char *name) {
+  char symbol[80];
+  int length = snprintf(symbol, sizeof symbol, "%c%s.kd", 0, name);
+  return length < (int)sizeof symbol && memmem(m->copy, m->nbytes, symbol, (size_t)length + 1) != NULL;
+}
+/* Bytes that have changed since they were loaded are a buffer that was not kept alive. */
+static int function_of(void **handle, const void *module_handle, const char *name) {
+  const module *m = module_of(module_handle);
+  if (!m || memcmp(m->image, m->copy, m->nbytes)) return INVALID_HANDLE;
+  if (!name || !has_kernel(m, name)) return NOT_FOUND;
+  function *f = calloc(1, sizeof *f);
+  *f = (function){.next = functions, .module = m};
+  snprintf(f->name, sizeof f->name, "%s", name);
+  find_kernel(name, &f->host_kernel);
+  *handle = functions = f;
+  return OK;
 }
 EXPORT hipError_t hipModuleGetFunction(void **function, void *module, const char *name) {
   HIP_CALL("hipModuleGetFunction", CONTEXT, function_of(function, module, name), " name=%s", name);
 }
 EXPORT hipError_t hipFuncGetAttribute(int *value, int attribute, void *function) {
-  HIP_CALL("hipFuncGetAttribute", CONTEXT, function ? (*value = attribute == 0 ? 1024 : 0, OK) : INVALID_HANDLE,
-           " attribute=%d", attribute);
+  HIP_CALL("hipFuncGetAttribute", CONTEXT,
+           known_function(function) ? (*value = attribute == 0 ? 1024 : 0, OK) : INVALID_HANDLE, " attribute=%d",
+           attribute);
+}
+
+/* The size that `extra` gives of the argument block; 0 where there is none. */
+static size_t argument_nbytes(void **extra) {
+  for (; extra && *extra != (void *)3; extra += 2)
+    if (*extra == (void *)2) return *(const size_t *)extra[1];
+  return 0;
+}
+/* The executor runs without the lock: on a GPU, too, other calls go on meanwhile. */
+static int execute(const function *f, unsigned ctas, unsigned threads, const void *block, size_t nbytes, void *stream) {
+  int device = current_device(), code = stream_ok(stream);
+  if (code) return code;
+  if (!block || !ctas || !threads || threads > 1024) return INVALID_VALUE;
+  kernel_range *ranges = malloc(2 * MAX_RANGES * sizeof *ranges);
+  uint32_t n = device_ranges(device, ranges);
+  launch_executor run = executor;
+  pthread_mutex_unlock(&fake_mutex);
+  code = run(f->module->copy, f->module->nbytes, f->name, ctas, threads, block, nbytes, ranges, n);
+  pthread_mutex_lock(&fake_mutex);
+  free(ranges);
+  if (code) faulted[device] = 1;
+  return code;
+}
+static int launch_function(void *handle, unsigned ctas, unsigned threads, void *stream, void **parameters, void **extra) {
+  const function *f = known_function(handle);
+  const void *block = argument_block(parameters, extra, (void *)3);
+  if (!f) return INVALID_HANDLE;
+  if (executor) return execute(f, ctas, threads, block, argument_nbytes(extra), stream);
+  return launch(f->host_kernel, ctas, threads, block, stream);
 }
 EXPORT hipError_t hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
                                         unsigned bz, unsigned shared, hipStream_t stream, void **parameters,
@@ -313,6 +422,6 @@ EXPORT hipError_t hipModuleLaunchKernel(void *function, unsigned gx, unsigned gy
   HIP_CALL("hipModuleLaunchKernel", CONTEXT,
            gy != 1 || gz != 1 || by != 1 || bz != 1 || shared
                ? INVALID_VALUE
-               : launch((uintptr_t)function, gx, bx, argument_block(parameters, extra, (void *)3), stream),
+               : launch_function(function, gx, bx, stream, parameters, extra),
            " ctas=%u threads=%u stream=%p", gx, bx, stream);
 }

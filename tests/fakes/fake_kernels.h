@@ -76,12 +76,9 @@ static const void *argument_block(void **parameters, void **extra, void *end) {
   return block;
 }
 
-static int launch(uintptr_t kernel, uint32_t ctas, uint32_t threads, const void *block, void *stream) {
-  static kernel_range ranges[2 * MAX_RANGES];
+/* What the device reaches, sorted: its own memory, and what is registered at the addresses that it has there. */
+static uint32_t device_ranges(int device, kernel_range *ranges) {
   uint32_t n = 0;
-  int device = current_device(), code = stream_ok(stream);
-  if (code) return code;
-  if (!kernels_launch || kernel < 0x1000 || !block || !ctas || !threads || threads > 1024) return INVALID_VALUE;
   for (int i = 0; i < n_allocations; i++)
     if (allocations[i].device == device) ranges[n++] = (kernel_range){allocations[i].begin, allocations[i].end};
   for (int i = 0; i < n_registrations; i++) {
@@ -89,6 +86,15 @@ static int launch(uintptr_t kernel, uint32_t ctas, uint32_t threads, const void 
     if (alias) ranges[n++] = (kernel_range){alias, alias + registrations[i].nbytes};
   }
   qsort(ranges, n, sizeof ranges[0], by_begin);
+  return n;
+}
+
+static int launch(uintptr_t kernel, uint32_t ctas, uint32_t threads, const void *block, void *stream) {
+  static kernel_range ranges[2 * MAX_RANGES];
+  int device = current_device(), code = stream_ok(stream);
+  if (code) return code;
+  if (!kernels_launch || kernel < 0x1000 || !block || !ctas || !threads || threads > 1024) return INVALID_VALUE;
+  uint32_t n = device_ranges(device, ranges);
   kernel_fault fault = {0};
   faulted[device] = kernels_launch((int)(kernel - 0x1000), ctas, block, ranges, n, &fault) != 0;
   if (fault.happened)

@@ -24,7 +24,7 @@ def test_every_page_goes_through_its_own_chunks_alias(backend: Backend, stream: 
     layout = KVLayout.mla(layers=2, latent_size=300, element_nbytes=2, page_tokens=3)
     cache = StandInCache(backend, layout, 16 * layout.page_tokens, seed=1)
     with HostPool(layout, 14, backend=backend, chunk_nbytes=3 * layout.page_nbytes) as pool:
-        registered = pool._resources.registration.chunks
+        registered = pool._resources.memory.chunks
         domain = pool.domain()
         assert domain.kind == "alias"
         assert len(registered) == len(domain.aliases) == 5

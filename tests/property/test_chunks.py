@@ -77,7 +77,7 @@ def test_the_pool_registers_whole_system_pages_that_hold_its_pages(
     backend: Backend, page_nbytes: int, pages: int, chunk_nbytes: int
 ) -> None:
     with HostPool(layout_of(page_nbytes), pages, backend=backend, chunk_nbytes=chunk_nbytes) as pool:
-        chunks = pool._resources.registration.chunks
+        chunks = pool._resources.memory.chunks
         spans = [(int(chunk.address), chunk.address + chunk.nbytes) for chunk in chunks]
         assert all(begin % posix.PAGE_NBYTES == end % posix.PAGE_NBYTES == 0 for begin, end in spans)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))

@@ -46,7 +46,7 @@ def test_the_argument_block_says_exactly_what_the_layout_says(
     recording = Backend(backend.driver, lambda device: launcher)
     cache = StandInCache(backend, case.layout, case.tokens, gap_nbytes=case.gap_nbytes, shift_nbytes=case.shift_nbytes)
     with HostPool(case.layout, case.pages, backend=recording, chunk_nbytes=case.chunk_nbytes) as pool:
-        chunks = zip(pool.domain().aliases, pool._resources.registration.chunks, strict=True)
+        chunks = zip(pool.domain().aliases, pool._resources.memory.chunks, strict=True)
         delta = {int(chunk.address): int(alias) - chunk.address for alias, chunk in chunks}
         at = [pool.page_address(page) for page in range(case.pages)]
         aliases = [address + delta[max(base for base in delta if base <= address)] for address in at]

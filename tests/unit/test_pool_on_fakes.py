@@ -21,9 +21,12 @@ from kvferry.drivers.errors import (
     NotSupported,
     OutOfMemory,
 )
-from kvferry.drivers.protocol import StreamHandle
+from kvferry.drivers.protocol import HostAddress, StreamHandle
 from kvferry.hostpool import DevicePool, HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
+from kvferry.hostpool.mapping import HostMapping
+from kvferry.hostpool.memory import MemoryKind
+from kvferry.hostpool.registration import Chunk, Registration
 from kvferry.kernels_cubin.launch_cuda import CudaLauncher
 from kvferry.kernels_cubin.launch_hip import HipLauncher
 from kvferry.kernels_cubin.manifest import Manifest
@@ -52,9 +55,9 @@ def backend(bench: Bench, kernels_library: Path) -> Backend:
     return Backend(driver, lambda device: HipLauncher(driver, device, Manifest.load()))
 
 
-def make_pool(backend: Backend, devices: tuple[int, ...] = (0,)) -> HostPool:
+def make_pool(backend: Backend, devices: tuple[int, ...] = (0,), memory: MemoryKind | None = "registered") -> HostPool:
     """Four chunks; the last one is short."""
-    return HostPool(LAYOUT, PAGES, backend=backend, chunk_nbytes=CHUNK_NBYTES, devices=devices)
+    return HostPool(LAYOUT, PAGES, backend=backend, chunk_nbytes=CHUNK_NBYTES, devices=devices, memory=memory)
 
 
 class Cache:
@@ -90,9 +93,10 @@ class Cache:
         return b"".join(self.content[name, layer][at] for name in "kv" for layer in range(3))
 
 
-def test_round_trip_through_an_alias_a_chunk(bench: Bench, backend: Backend) -> None:
+@pytest.mark.parametrize("memory", ["registered", "driver"])
+def test_round_trip_through_an_alias_a_chunk(bench: Bench, backend: Backend, memory: MemoryKind) -> None:
     """Scenario 6: every page uses the alias of its own chunk; host addresses never reach a kernel."""
-    with make_pool(backend) as pool:
+    with make_pool(backend, memory=memory) as pool:
         assert pool.domain().kind == "alias"
         assert len(set(pool.domain().aliases)) == 4
         cache = Cache(pool)
@@ -152,6 +156,42 @@ def test_a_failing_chunk_takes_the_others_back(
     assert not mapped(refused)
     with make_pool(backend):  # nothing is in the way of the next
         pass
+
+
+def test_memory_from_the_driver_is_the_default_on_rocm(bench: Bench, backend: Backend) -> None:
+    """ROCm's makers advise against registering large pools; each chunk is allocated, and given back, once."""
+    with make_pool(backend, memory=None) as pool:
+        assert pool.memory_kind == {"cuda": "registered", "hip": "driver"}[bench.vendor.name]
+        assert pool.domain().kind == "alias"
+    log = bench.fake.log()
+    took = [call for call in log if call.name == bench.calls.host_alloc]
+    gave = [call for call in log if call.name == bench.calls.host_free]
+    assert len(took) == len(gave) == 4 + (4 if bench.vendor.name == "hip" else 0)  # four slots, and the chunks
+
+
+@pytest.mark.parametrize("failing", [0, 1, 3])
+def test_a_failing_allocation_gives_the_others_back(bench: Bench, backend: Backend, failing: int) -> None:
+    bench.fake.log()
+    bench.fake.fail(bench.calls.host_alloc, 2, nth=failing + 1)
+    with pytest.raises(OutOfMemory, match=f"chunk {failing} of 4: "):
+        make_pool(backend, memory="driver")
+    log = bench.fake.log()
+    assert sum(call.name == bench.calls.host_alloc and call.result == 0 for call in log) == failing
+    assert sum(call.name == bench.calls.host_free for call in log) == failing
+
+
+def test_a_range_that_the_process_holds_is_refused_whatever_the_driver_says(bench: Bench, backend: Backend) -> None:
+    """Scenario 21: old ROCm accepts a range twice; the book of ranges does not, and names the holder."""
+    with make_pool(backend) as pool:
+        first = pool._resources.memory.chunks[0]
+        bench.fake.log()
+        with pytest.raises(AlreadyRegistered, match=f"chunk 0 of a pool of {PAGES} pages holds"):
+            Registration(backend.driver, 0, [Chunk(HostAddress(first.address + 4096), 4096)], owner="another")
+        assert not bench.fake.calls(bench.calls.register)
+    after = HostMapping(4096)
+    after.populate()
+    Registration(backend.driver, 0, [Chunk(after.address, 4096)]).release()
+    after.close()
 
 
 def mapped(address: int) -> bool:
