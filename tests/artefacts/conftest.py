@@ -1,21 +1,13 @@
-"""The scripts that build and read binaries are no package; these tests import them by name."""
+"""A folder of binaries to break."""
 
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from kvferry.kernels_cubin.manifest import Manifest
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "toolchain: downloads the compilers and builds; about a minute")
 
 
 @pytest.fixture(scope="session")

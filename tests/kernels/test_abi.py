@@ -12,7 +12,8 @@ from kvferry.kernels_cubin import abi
 from kvferry.kernels_cubin.manifest import Manifest
 
 SHIPPED = Manifest.load()
-SOURCE = re.sub(r"//.*", "", (SHIPPED.directory / "kv_transfer.cu").read_text())
+KERNELS_FOLDER = Path(__file__).resolve().parents[2] / "kernels_cubin"
+SOURCE = re.sub(r"//.*", "", (KERNELS_FOLDER / "kv_transfer.cu").read_text())
 C_TYPES = {"kv_u64": "u8", "kv_i64": "i8", "kv_u32": "u4"}
 
 
