@@ -5,7 +5,8 @@ The rules are the vendors':
 * A cubin runs on devices of its own major compute capability with the same or a higher minor; PTX is compiled by the
   driver for any device that is not older than it (CUDA C++ Programming Guide, "Binary Compatibility", "PTX
   Compatibility").
-* A code object runs on the processor that it names (LLVM, "User Guide for AMDGPU Backend", "Target Processors").
+* A code object runs on the processor that it names, a generic one on each of its family, a little slower (LLVM, "User
+  Guide for AMDGPU Backend", "Target Processors", "Generic Processors").
 """
 
 from __future__ import annotations
@@ -22,6 +23,14 @@ OLDEST_CUDA_DRIVER = 12000
 
 BLACKWELL_DRIVER = 12080
 """CUDA 12.8 is the first that knows compute capability 10.0 and 12.0 (CUDA 12.8 release notes)."""
+
+GENERIC_PROCESSORS = {
+    "gfx9-4-generic": ("gfx942", "gfx950"),
+    "gfx10-3-generic": ("gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036"),
+    "gfx11-generic": ("gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"),
+    "gfx12-generic": ("gfx1200", "gfx1201"),
+}
+"""Which processors each generic one stands for."""
 
 _PLATFORM_OF_KIND: dict[str, Platform] = {"cubin": "cuda", "ptx": "cuda", "hsaco": "rocm", "host": "stand-in"}
 
@@ -84,9 +93,12 @@ def _judge_cuda(artefact: Artefact, architecture: str, driver_version: int) -> t
 
 
 def _judge_by_name(artefact: Artefact, architecture: str) -> tuple[int, int, int] | str:
-    if artefact.target != architecture:
+    if artefact.target == architecture:
+        return (1, 0, 0)
+    family = GENERIC_PROCESSORS.get(artefact.target)
+    if family is None:
         return f"built for {artefact.target} only"
-    return (1, 0, 0)
+    return (0, 0, 0) if architecture in family else f"built for {', '.join(family)}"
 
 
 def _compute_capability(architecture: str) -> tuple[int, int] | None:

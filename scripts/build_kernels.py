@@ -55,8 +55,10 @@ TARGETS = (
     *(Target(f"sm_{architecture}", "cubin", 7) for architecture in (75, 80, 86, 89, 90)),
     *(Target(f"sm_{architecture}", "cubin", 8) for architecture in (100, 120)),
     Target("sm_75", "ptx"),
-    # ELF ABI 3 is code object V5. Named targets: generic ones need V6 and a recent runtime.
+    # ELF ABI 3 is code object V5, which every supported runtime reads. Generic targets, for processors without a named
+    # one, exist in V6 only, which is ELF ABI 4 and needs a recent runtime.
     *(Target(f"gfx{model}", "hsaco", 3) for model in ("90a", "942", "950", "1030", "1100", "1101", "1200", "1201")),
+    *(Target(f"gfx{family}-generic", "hsaco", 4) for family in ("9-4", "10-3", "11", "12")),
     Target("x86_64", "host"),
     Target("aarch64", "host"),
 )
@@ -90,7 +92,8 @@ def ptx(tools: Tools, target: Target) -> None:
 
 
 def hsaco(tools: Tools, target: Target) -> None:
-    assembly, obj, version = f"{target.file}.s", f"{target.file}.o", "-mcode-object-version=5"
+    assembly, obj = f"{target.file}.s", f"{target.file}.o"
+    version = f"-mcode-object-version={target.elf_abi + 2}"
     tools.clang("-x", "hip", f"--offload-arch={target.name}", *DEVICE, version, "-S", SOURCE, "-o", assembly)
     amd = ["--target=amdgcn-amd-amdhsa", f"-mcpu={target.name}", version]
     tools.clang(*amd, "-x", "assembler", "-c", assembly, "-o", obj)

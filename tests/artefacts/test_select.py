@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvferry.drivers.errors import NoArtefact
 from kvferry.kernels_cubin.manifest import Artefact, Kind, Manifest
-from kvferry.kernels_cubin.select import candidates, choose
+from kvferry.kernels_cubin.select import GENERIC_PROCESSORS, candidates, choose
 
 NEW = 13000
 
@@ -150,4 +150,27 @@ def test_what_is_shipped_has_a_cubin_for_the_supported_devices(shipped: Manifest
     "architecture", ["gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1200", "gfx1201"]
 )
 def test_what_is_shipped_serves_the_supported_amd_devices(shipped: Manifest, architecture: str) -> None:
-    assert [each.target for each in choose(shipped.artefacts, "rocm", architecture, 0)] == [architecture]
+    targets = [each.target for each in choose(shipped.artefacts, "rocm", architecture, 0)]
+    assert targets[0] == architecture
+    assert all(architecture in GENERIC_PROCESSORS[generic] for generic in targets[1:])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "generic"),
+    [
+        ("gfx950:sramecc+:xnack-", "gfx9-4-generic"),
+        ("gfx1036", "gfx10-3-generic"),
+        ("gfx1151", "gfx11-generic"),
+        ("gfx1201", "gfx12-generic"),
+    ],
+)
+def test_a_generic_code_object_serves_its_family(shipped: Manifest, architecture: str, generic: str) -> None:
+    assert choose(shipped.artefacts, "rocm", architecture, 0)[-1].target == generic
+
+
+@pytest.mark.parametrize("architecture", ["gfx906", "gfx908", "gfx1010", "gfx1250"])
+def test_other_amd_devices_are_refused_with_every_reason(shipped: Manifest, architecture: str) -> None:
+    with pytest.raises(NoArtefact) as caught:
+        choose(shipped.artefacts, "rocm", architecture, 0)
+    assert set(caught.value.rejected) == {each.file for each in shipped.artefacts}
+    assert "gfx1150" in caught.value.rejected["kv_transfer.gfx11-generic.hsaco"]
