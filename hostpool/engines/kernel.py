@@ -15,6 +15,7 @@ from kvferry.drivers.errors import (
     ArgumentError,
     DriverError,
     IndexOutOfRange,
+    InvalidValue,
     KVFerryError,
     NotSupported,
     PoolClosed,
@@ -240,7 +241,13 @@ class KernelEngine:
                 self._driver.stream_wait_event(stream, slot.event)
                 return
             counter = DeviceAddress(slot.layer_done + 4 * number)
-            self._driver.stream_wait_value(stream, counter, int(slot.layer_targets[number]))
+            try:
+                self._driver.stream_wait_value(stream, counter, int(slot.layer_targets[number]))
+            except (InvalidValue, NotSupported) as refused:
+                # Older ROCm reports that its streams can wait for a word, and then takes no word of ordinary memory.
+                log.info("streams of device %d wait for whole transfers: %s", self._device, refused)
+                self._wait_value = False
+                self._driver.stream_wait_event(stream, slot.event)
 
     def busy(self) -> int:
         """Transfers that have not run yet."""

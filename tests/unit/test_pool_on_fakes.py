@@ -312,6 +312,21 @@ def test_wait_layer_with_and_without_stream_memory_operations(bench: Bench, back
         assert calls == ([bench.calls.stream_wait_value] if supported else [bench.calls.stream_wait_event])
 
 
+def test_wait_layer_when_the_driver_refuses_the_word(bench: Bench, backend: Backend) -> None:
+    """Older ROCm says that it can and answers 1: the event orders instead, and the word is not tried again."""
+    with make_pool(backend) as pool:
+        cache = Cache(pool)
+        with backend.driver.context(0):
+            other = backend.driver.stream_create()
+        bench.fake.fail(bench.calls.stream_wait_value, 1)
+        for asked in ([bench.calls.stream_wait_value, bench.calls.stream_wait_event], [bench.calls.stream_wait_event]):
+            ticket = pool.load(cache.pool, range(8), range(8), stream=cache.stream)
+            bench.fake.log()
+            ticket.wait_layer(1, other)
+            calls = bench.fake.calls(bench.calls.stream_wait_value, bench.calls.stream_wait_event)
+            assert [call.name for call in calls] == asked
+
+
 def test_a_captured_stream_is_refused(bench: Bench, backend: Backend) -> None:
     with make_pool(backend) as pool:
         cache = Cache(pool)
