@@ -8,15 +8,19 @@ cd "$(dirname "$0")/.."
 rm -rf build ./*.egg-info # a build folder would bring back files that are gone
 .venv/bin/python -m pip install --quiet --upgrade '.[cli]'
 
-# cuda-python's bindings come in one release line a driver generation: the driver says which.
+# What launches kernels comes in one package a vendor, cuda-python's in one release line a driver generation.
 extra=$(.venv/bin/python - <<'PYTHON'
 from kvferry.drivers.cuda import CudaDriver
 from kvferry.drivers.errors import KVFerryError
+from kvferry.drivers.hip import HipDriver
 
 try:
     print(f",cuda{CudaDriver().version // 1000}")
 except KVFerryError:
-    print("")
+    try:
+        print(",rocm" if HipDriver().device_count() else "")
+    except KVFerryError:
+        print("")
 PYTHON
 )
 [ -z "$extra" ] || .venv/bin/python -m pip install --quiet --upgrade ".[cli$extra]"

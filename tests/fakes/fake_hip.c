@@ -15,6 +15,7 @@ typedef void *hipEvent_t;
 static __thread int current;
 static __thread int last_error;
 static char architecture[64] = "gfx942:sramecc+:xnack-";
+static char product[64] = "Fake MI300X";
 
 static int current_device(void) { return current; }
 
@@ -23,10 +24,12 @@ static void reset_modules(void);
 static void reset_platform(void) {
   current = last_error = 0;
   strcpy(architecture, "gfx942:sramecc+:xnack-");
+  strcpy(product, "Fake MI300X");
   reset_modules();
 }
 
 EXPORT void fake_set_architecture(const char *name) { snprintf(architecture, sizeof architecture, "%s", name); }
+EXPORT void fake_set_product(const char *name) { snprintf(product, sizeof product, "%s", name); }
 
 static int device_ok(int device) { return device >= 0 && device < n_devices ? OK : INVALID_DEVICE; }
 
@@ -94,7 +97,7 @@ EXPORT hipError_t hipDeviceGet(int *device, int ordinal) {
 }
 EXPORT hipError_t hipDeviceGetName(char *name, int length, int device) {
   HIP_CALL("hipDeviceGetName", INITIALISED,
-           (snprintf(name, (size_t)length, "Fake MI300X %d", device), device_ok(device)), " ordinal=%d", device);
+           (snprintf(name, (size_t)length, "%s %d", product, device), device_ok(device)), " ordinal=%d", device);
 }
 EXPORT hipError_t hipDeviceGetPCIBusId(char *text, int length, int device) {
   HIP_CALL("hipDeviceGetPCIBusId", INITIALISED,
@@ -104,7 +107,7 @@ EXPORT hipError_t hipDeviceGetPCIBusId(char *text, int length, int device) {
 static int properties(char *out, int device) {
   if (!out || device_ok(device)) return INVALID_DEVICE;
   memset(out, 0xA5, PROPERTIES_NBYTES); /* the real one fills every field */
-  snprintf(out, 256, "Fake MI300X %d", device);
+  snprintf(out, 256, "%s %d", product, device);
   snprintf(out + ARCH_OFFSET, 256, "%s", architecture);
   return OK;
 }

@@ -22,6 +22,10 @@ class FakeHip(FakeLibrary):
         """The devices' gcnArchName; it decides which kernel binaries load."""
         self.lib.fake_set_architecture(name.encode())
 
+    def set_product(self, name: str) -> None:
+        """The devices' name; each has its number behind it."""
+        self.lib.fake_set_product(name.encode())
+
     def current_device(self) -> int | None:
         """The calling thread's current device: always one."""
         device = ctypes.c_int(-1)

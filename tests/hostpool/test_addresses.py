@@ -14,7 +14,7 @@ from kvferry.kernels_cubin.abi import TABLE_BY_LAYER
 
 from support.model import apply, host_pages, scramble_pool
 from support.reference import RecordingLauncher
-from support.standin import CudaArray, StandInCache, memory, new_stream
+from support.standin import CudaArray, GuardedCache, memory, new_stream
 
 WIDE_STRIDE = 2**32 + 8
 
@@ -22,7 +22,7 @@ WIDE_STRIDE = 2**32 + 8
 def test_every_page_goes_through_its_own_chunks_alias(backend: Backend, stream: StreamHandle) -> None:
     """Scenario 6: five chunks, interior pages included."""
     layout = KVLayout.mla(layers=2, latent_size=300, element_nbytes=2, page_tokens=3)
-    cache = StandInCache(backend, layout, 16 * layout.page_tokens, seed=1)
+    cache = GuardedCache(backend, layout, 16 * layout.page_tokens, seed=1)
     with HostPool(layout, 14, backend=backend, chunk_nbytes=3 * layout.page_nbytes) as pool:
         registered = pool._resources.memory.chunks
         domain = pool.domain()
@@ -101,7 +101,7 @@ def test_two_devices_share_a_pool_each_with_its_own_alias(layout: KVLayout) -> N
     backend = stand_in(devices=2)
     with HostPool(layout, 6, backend=backend, devices=[0, 1], chunk_nbytes=layout.page_nbytes) as pool:
         assert not set(pool.domain(0).aliases) & set(pool.domain(1).aliases)
-        caches = [StandInCache(backend, layout, 24, device=device, seed=device) for device in (0, 1)]
+        caches = [GuardedCache(backend, layout, 24, device=device, seed=device) for device in (0, 1)]
         kv = [cache.pool(pool) for cache in caches]
         streams = [new_stream(backend, device) for device in (0, 1)]
         pool.store(kv[0], [0, 2, 4], [5, 3, 1], stream=streams[0]).synchronize()
@@ -119,14 +119,14 @@ def test_a_pool_leaves_no_device_current(backend: Backend, layout: KVLayout, str
     from kvferry.drivers.errors import DriverError
 
     with HostPool(layout, 2, backend=backend) as pool:
-        pool.store(StandInCache(backend, layout, 8).pool(pool), [0], [0], stream=stream).synchronize()
+        pool.store(GuardedCache(backend, layout, 8).pool(pool), [0], [0], stream=stream).synchronize()
     with pytest.raises(DriverError, match="invalid context"):
         backend.driver.stream_create()
 
 
 def test_a_device_pool_of_another_layout_is_refused(backend: Backend, layout: KVLayout, stream: StreamHandle) -> None:
     other = KVLayout.mla(layers=2, latent_size=8, element_nbytes=2, page_tokens=4)
-    cache = StandInCache(backend, other, 8)
+    cache = GuardedCache(backend, other, 8)
     layers = {"latent": cache.bases[0]}
     kv = DevicePool(backend.driver, other, layers, device=0, tokens=8)
     with HostPool(layout, 2, backend=backend) as pool, pytest.raises(ArgumentError, match="another layout"):

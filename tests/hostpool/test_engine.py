@@ -12,7 +12,7 @@ from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.engines.kernel import KernelEngine
 from kvferry.kernels_cubin.abi import ArgumentBlock
 
-from support.standin import StandInCache, blocked, finish, new_stream
+from support.standin import GuardedCache, blocked, finish, new_stream
 
 
 def engine_of(pool: HostPool) -> KernelEngine:
@@ -27,7 +27,7 @@ def test_a_launch_that_fails_is_told_and_the_next_one_works(
     backend: Backend, stream: StreamHandle, layout: KVLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        cache = StandInCache(backend, layout, 16)
+        cache = GuardedCache(backend, layout, 16)
         kv = cache.pool(pool)
         with blocked(backend, stream):
             monkeypatch.setattr(engine_of(pool).launcher, "launch", refuse_launch)
@@ -50,7 +50,7 @@ def test_the_first_error_is_the_one_that_is_told(
         raise driver_error("record", 1, "invalid value")
 
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
         monkeypatch.setattr(engine_of(pool).launcher, "launch", refuse_launch)
         monkeypatch.setattr(backend.driver, "event_record", refuse_record)
         with pytest.raises(OutOfMemory, match="launch failed"):
@@ -66,7 +66,7 @@ def test_a_transfer_whose_event_failed_keeps_its_slot_for_ever(
         raise driver_error("record", 2, "out of memory")
 
     with HostPool(layout, 4, backend=backend) as pool:
-        cache = StandInCache(backend, layout, 16)
+        cache = GuardedCache(backend, layout, 16)
         kv, other = cache.pool(pool), new_stream(backend)
         with blocked(backend, stream):
             monkeypatch.setattr(backend.driver, "event_record", refuse_record)
@@ -83,7 +83,7 @@ def test_a_captured_stream_is_refused(
     backend: Backend, stream: StreamHandle, layout: KVLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
         monkeypatch.setattr(backend.driver, "stream_is_capturing", lambda stream: True)
         with pytest.raises(NotSupported, match="being captured"):
             pool.store(kv, [0], [0], stream=stream)
@@ -103,7 +103,7 @@ def test_in_the_steady_state_nothing_is_allocated(
     backend: Backend, stream: StreamHandle, layout: KVLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
         pool.store(kv, [0], [0], stream=stream).synchronize()
         for verb in ("device_alloc", "host_alloc", "event_create", "stream_create"):
             monkeypatch.setattr(backend.driver, verb, lambda *_, verb=verb: pytest.fail(f"{verb} was called"))
@@ -114,7 +114,7 @@ def test_in_the_steady_state_nothing_is_allocated(
 
 def test_streams_that_are_done_are_forgotten(backend: Backend, layout: KVLayout) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
         for _ in range(20):
             pool.store(kv, [0], [0], stream=new_stream(backend)).synchronize()
         assert engine_of(pool).busy() == 0

@@ -12,12 +12,12 @@ import numpy as np
 from kvferry.drivers.errors import ForkedProcess
 from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import stand_in
-from support.standin import StandInCache, new_stream
+from support.standin import GuardedCache, new_stream
 
 backend = stand_in()
 layout = KVLayout.mla(layers=2, latent_size=8, element_nbytes=2, page_tokens=4)
 pool = HostPool(layout, 4, backend=backend)
-cache = StandInCache(backend, layout, 16, seed=1)
+cache = GuardedCache(backend, layout, 16, seed=1)
 kv, stream = cache.pool(pool), new_stream(backend)
 ticket = pool.store(kv, [0, 1, 2, 3], [3, 2, 1, 0], stream=stream)
 ticket.join()

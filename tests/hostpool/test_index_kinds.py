@@ -14,7 +14,7 @@ from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
 
 from support.model import apply, host_pages, scramble_pool
-from support.standin import CudaArray, DeviceValues, StandInCache
+from support.standin import CudaArray, DeviceValues, GuardedCache
 
 PAGES = [3, 0, 2]
 
@@ -54,7 +54,7 @@ def pool(backend: Backend, layout: KVLayout) -> Iterator[HostPool]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_that_work(backend: Backend, stream: StreamHandle, pool: HostPool, kind: str) -> None:
-    cache = StandInCache(backend, pool.layout, 16, seed=2)
+    cache = GuardedCache(backend, pool.layout, 16, seed=2)
     pages, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
     on_host = [4, 1, 0]
     given = [KINDS[kind](backend, values) for values in (PAGES, on_host)]
@@ -64,7 +64,7 @@ def test_kinds_that_work(backend: Backend, stream: StreamHandle, pool: HostPool,
 
 
 def test_int32_and_int64_on_the_host_go_together(backend: Backend, stream: StreamHandle, pool: HostPool) -> None:
-    cache = StandInCache(backend, pool.layout, 16, seed=2)
+    cache = GuardedCache(backend, pool.layout, 16, seed=2)
     pages, model = host_pages(pool), cache.copy()
     sides = np.array(PAGES, np.int32), np.array([4, 1, 0], np.int64)
     pool.store(cache.pool(pool), *sides, stream=stream).synchronize()
@@ -78,7 +78,7 @@ def test_int32_and_int64_on_the_host_go_together(backend: Backend, stream: Strea
     ids=["list", "tuple", "int32", "float", "torch", "device"],
 )
 def test_empty_is_a_no_op(backend: Backend, stream: StreamHandle, pool: HostPool, nothing: object) -> None:
-    cache = StandInCache(backend, pool.layout, 16)
+    cache = GuardedCache(backend, pool.layout, 16)
     before, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
     for transfer in (pool.store, pool.load):
         ticket = transfer(kv, nothing, nothing, stream=stream)
@@ -116,7 +116,7 @@ def test_empty_is_a_no_op(backend: Backend, stream: StreamHandle, pool: HostPool
 def test_kinds_that_are_refused(
     backend: Backend, stream: StreamHandle, pool: HostPool, src: object, dst: object, message: str
 ) -> None:
-    cache = StandInCache(backend, pool.layout, 16)
+    cache = GuardedCache(backend, pool.layout, 16)
     before, kv = host_pages(pool), cache.pool(pool)
     with pytest.raises(ArgumentError, match=message):
         pool.store(kv, src, dst, stream=stream)
@@ -127,12 +127,12 @@ def test_kinds_that_are_refused(
 def test_layers_outside_the_layout_are_refused(
     backend: Backend, stream: StreamHandle, pool: HostPool, layers: object
 ) -> None:
-    kv = StandInCache(backend, pool.layout, 16).pool(pool)
+    kv = GuardedCache(backend, pool.layout, 16).pool(pool)
     with pytest.raises(ArgumentError, match="non-empty range inside 0 to 2"):
         pool.load(kv, [0], [0], stream=stream, layers=layers)  # type: ignore[arg-type]
 
 
 def test_another_unit_is_refused(backend: Backend, stream: StreamHandle, pool: HostPool) -> None:
-    kv = StandInCache(backend, pool.layout, 16).pool(pool)
+    kv = GuardedCache(backend, pool.layout, 16).pool(pool)
     with pytest.raises(ArgumentError, match="'page' or 'token', not 'row'"):
         pool.load(kv, [0], [0], stream=stream, unit="row")  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.plan import Unit
 
 from support.model import apply, host_pages, scramble_pool
-from support.standin import DeviceValues, StandInCache
+from support.standin import DeviceValues, GuardedCache
 
 PAGES = 5
 TOKENS = 19  # four pages and three tokens that fill none
@@ -29,8 +29,8 @@ def pool(backend: Backend, layout: KVLayout) -> Iterator[HostPool]:
 
 
 @pytest.fixture
-def cache(backend: Backend, layout: KVLayout) -> StandInCache:
-    return StandInCache(backend, layout, TOKENS, seed=2)
+def cache(backend: Backend, layout: KVLayout) -> GuardedCache:
+    return GuardedCache(backend, layout, TOKENS, seed=2)
 
 
 LIMITS = {"page": (4, PAGES), "token": (TOKENS, 4 * PAGES)}
@@ -41,7 +41,7 @@ LIMITS = {"page": (4, PAGES), "token": (TOKENS, 4 * PAGES)}
 @pytest.mark.parametrize("unit", ["page", "token"])
 @pytest.mark.parametrize("value", ["limit", 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**62])
 def test_host_indices_are_refused_before_anything_moves(
-    backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache, side: str, unit: str, value: object
+    backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache, side: str, unit: str, value: object
 ) -> None:
     before, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
     at_side = ("source", "destination").index(side)
@@ -68,7 +68,7 @@ def test_device_indices_are_reported_by_the_ticket_and_all_others_move(
     backend: Backend,
     stream: StreamHandle,
     pool: HostPool,
-    cache: StandInCache,
+    cache: GuardedCache,
     dtype: str,
     unit: str,
     side: str,
@@ -101,7 +101,7 @@ def test_device_indices_are_reported_by_the_ticket_and_all_others_move(
 
 @pytest.mark.parametrize("dtype", ["<i4", "<i8"])
 def test_negative_device_indices_skip_their_pair(
-    backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache, dtype: str
+    backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache, dtype: str
 ) -> None:
     pages, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
     on_device, on_host = [3, -1, 0, -(2**31)], [-1, 2**31 - 1, 4, 0]

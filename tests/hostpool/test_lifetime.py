@@ -17,7 +17,7 @@ from kvferry.hostpool.backend import Backend
 
 from support.model import apply, host_pages, scramble_pool
 from support.process import start_python
-from support.standin import DeviceValues, StandInCache, blocked, finish
+from support.standin import DeviceValues, GuardedCache, blocked, finish
 
 
 def test_each_transfer_uses_the_values_that_it_was_given(
@@ -25,7 +25,7 @@ def test_each_transfer_uses_the_values_that_it_was_given(
 ) -> None:
     """Scenario 17: 200 transfers, given while the stream stands still, from one array that changes after each."""
     random = np.random.default_rng(1)
-    cache = StandInCache(backend, layout, 8 * layout.page_tokens, seed=2)
+    cache = GuardedCache(backend, layout, 8 * layout.page_tokens, seed=2)
     with HostPool(layout, 200, backend=backend) as pool:
         scramble_pool(pool, 3)
         pages, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
@@ -53,7 +53,7 @@ def test_dropping_every_reference_in_mid_transfer(
     backend: Backend, stream: StreamHandle, layout: KVLayout, where: str
 ) -> None:
     """Scenario 18: the device pool with its table, the ticket and the indices are gone before the copy runs."""
-    cache = StandInCache(backend, layout, 16, seed=2)
+    cache = GuardedCache(backend, layout, 16, seed=2)
     with HostPool(layout, 4, backend=backend) as pool:
         scramble_pool(pool, 3)
         pages, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
@@ -68,7 +68,7 @@ def test_dropping_every_reference_in_mid_transfer(
             assert gone() is not None
             if where == "device":
                 assert all(array() is not None for array in held)
-            filler = [StandInCache(backend, layout, 16, seed=number) for number in range(4)]  # takes freed addresses
+            filler = [GuardedCache(backend, layout, 16, seed=number) for number in range(4)]  # takes freed addresses
         finish(backend, stream)
         apply(storing=False, cache=model, pages=pages, on_device=[3, 1], on_host=[0, 2], unit="page", layers=(0, 1))
         cache.assert_equals(model)
@@ -80,7 +80,7 @@ def test_dropping_every_reference_in_mid_transfer(
 def test_dropping_the_pool_itself_in_mid_transfer_waits_for_it(
     backend: Backend, stream: StreamHandle, layout: KVLayout
 ) -> None:
-    cache = StandInCache(backend, layout, 16, seed=2)
+    cache = GuardedCache(backend, layout, 16, seed=2)
     pool = HostPool(layout, 4, backend=backend)
     scramble_pool(pool, 3)
     pages, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
@@ -97,7 +97,7 @@ def test_dropping_the_pool_itself_in_mid_transfer_waits_for_it(
 
 def test_close_waits_for_what_is_in_flight(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     """Scenario 19."""
-    cache = StandInCache(backend, layout, 16, seed=2)
+    cache = GuardedCache(backend, layout, 16, seed=2)
     pool = HostPool(layout, 4, backend=backend)
     scramble_pool(pool, 3)
     pages, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
@@ -116,7 +116,7 @@ def test_close_waits_for_what_is_in_flight(backend: Backend, stream: StreamHandl
 def test_close_with_a_deadline_leaves_the_pool_open_and_usable(
     backend: Backend, stream: StreamHandle, layout: KVLayout
 ) -> None:
-    cache = StandInCache(backend, layout, 16, seed=2)
+    cache = GuardedCache(backend, layout, 16, seed=2)
     pool = HostPool(layout, 4, backend=backend)
     kv = cache.pool(pool)
     with blocked(backend, stream):
@@ -138,7 +138,7 @@ def test_close_with_a_deadline_leaves_the_pool_open_and_usable(
 
 def test_a_closed_pool_says_so(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
     for use in (
         lambda: pool.store(kv, [0], [0], stream=stream),
         lambda: pool.load(kv, [], [], stream=stream),
@@ -165,12 +165,12 @@ def look() -> None:  # registered first, so it runs after every finalizer
 atexit.register(look)
 from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import stand_in
-from support.standin import StandInCache, host_driver, new_stream
+from support.standin import GuardedCache, host_driver, new_stream
 
 backend = stand_in()
 layout = KVLayout.mla(layers=2, latent_size=8, element_nbytes=2, page_tokens=4)
 pool = HostPool(layout, 4, backend=backend)
-cache = StandInCache(backend, layout, 16)
+cache = GuardedCache(backend, layout, 16)
 kv, stream = cache.pool(pool), new_stream(backend)
 gate = threading.Event()
 with backend.driver.context(0):

@@ -14,7 +14,7 @@ from kvferry.hostpool.layout import PageOrder
 from kvferry.hostpool.plan import Unit
 
 from support.model import apply, host_pages, scramble_pool
-from support.standin import StandInCache
+from support.standin import GuardedCache
 
 ROW_NBYTES = (1, 2, 6, 92, 96, 132, 176, 368, 432, 576, 656, 1152, 37440)
 
@@ -26,7 +26,7 @@ def round_trip(
     backend: Backend, stream: StreamHandle, layout: KVLayout, unit: str, gap: int = 0, shift: int = 0
 ) -> None:
     """Store, compare everything, wipe, load elsewhere, compare everything."""
-    cache = StandInCache(backend, layout, 5 * layout.page_tokens, gap_nbytes=gap, shift_nbytes=shift, seed=1)
+    cache = GuardedCache(backend, layout, 5 * layout.page_tokens, gap_nbytes=gap, shift_nbytes=shift, seed=1)
     with HostPool(layout, 6, backend=backend, chunk_nbytes=2 * layout.page_nbytes) as pool:
         scramble_pool(pool, 2)
         kv, model, pages = cache.pool(pool), cache.copy(), host_pages(pool)

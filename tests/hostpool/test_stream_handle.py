@@ -12,7 +12,7 @@ from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.pool import stream_handle
 
-from support.standin import StandInCache
+from support.standin import GuardedCache
 
 
 class Protocol:
@@ -52,7 +52,7 @@ def test_the_default_stream_and_an_unknown_one(backend: Backend, layout: KVLayou
     from kvferry.drivers.errors import DriverError
 
     with HostPool(layout, 2, backend=backend) as pool:
-        cache = StandInCache(backend, layout, 8)
+        cache = GuardedCache(backend, layout, 8)
         kv = cache.pool(pool)
         pool.store(kv, [1], [0], stream=0).synchronize()
         k = pool.page_view(0)[: cache.rows[0][0][4:8].size]

@@ -14,12 +14,12 @@ from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import Backend, stand_in
 
 from support.model import apply, host_pages, scramble_pool
-from support.standin import StandInCache, blocked, new_stream
+from support.standin import GuardedCache, blocked, new_stream
 
 
 def test_a_fresh_thread_works(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     """Scenario 31."""
-    cache = StandInCache(backend, layout, 16, seed=1)
+    cache = GuardedCache(backend, layout, 16, seed=1)
     with HostPool(layout, 4, backend=backend) as pool:
         scramble_pool(pool, 2)
         pages, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
@@ -40,7 +40,7 @@ def test_a_thread_with_another_device_current_keeps_it(layout: KVLayout) -> None
     backend = stand_in(devices=2)
     stream = new_stream(backend, 1)
     with HostPool(layout, 4, backend=backend, devices=[1]) as pool:
-        kv = StandInCache(backend, layout, 16, device=1).pool(pool)
+        kv = GuardedCache(backend, layout, 16, device=1).pool(pool)
         with backend.driver.context(0):
             pool.store(kv, [3], [0], stream=stream).synchronize()
             mine = backend.driver.device_alloc(64)
@@ -53,7 +53,7 @@ def test_a_thread_with_another_device_current_keeps_it(layout: KVLayout) -> None
 def test_threads_transfer_at_once_each_in_its_own_pages(backend: Backend, layout: KVLayout) -> None:
     threads, rounds = 4, 40
     pages_each = 4
-    caches = [StandInCache(backend, layout, 6 * layout.page_tokens, seed=number) for number in range(threads)]
+    caches = [GuardedCache(backend, layout, 6 * layout.page_tokens, seed=number) for number in range(threads)]
     streams = [new_stream(backend) for _ in range(threads)]
     start = threading.Barrier(threads)
     with HostPool(layout, threads * pages_each, backend=backend, chunk_nbytes=layout.page_nbytes) as pool:
@@ -91,7 +91,7 @@ def test_close_refuses_what_other_threads_give_while_it_waits(
 ) -> None:
     """A transfer that slipped in behind the wait would run in memory that is given back."""
     pool = HostPool(layout, 4, backend=backend)
-    kv = StandInCache(backend, layout, 16).pool(pool)
+    kv = GuardedCache(backend, layout, 16).pool(pool)
     engine = pool._resources.devices[0].engine
     with blocked(backend, stream) as gate, ThreadPoolExecutor(1) as threads:
         pool.store(kv, [0], [0], stream=stream)
@@ -113,7 +113,7 @@ def test_a_slot_that_somebody_waits_for_is_not_used_again(
 ) -> None:
     """Else waiting for one transfer would go on to wait for another, maybe for one that waits for the waiter."""
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
         ticket = pool.store(kv, [0], [0], stream=stream)
         real, other = backend.driver.event_synchronize, new_stream(backend)
         with blocked(backend, other) as gate:

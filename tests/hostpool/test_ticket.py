@@ -12,12 +12,12 @@ from kvferry.drivers.protocol import StreamHandle
 from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
 
-from support.standin import DeviceValues, StandInCache, blocked, finish, host_driver, new_stream
+from support.standin import DeviceValues, GuardedCache, blocked, finish, host_driver, new_stream
 
 
 def test_query_and_timeouts(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
         with blocked(backend, stream):
             ticket = pool.store(kv, [0, 1], [0, 1], stream=stream)
             assert ticket.nbytes == 2 * layout.page_nbytes
@@ -36,7 +36,7 @@ def test_query_and_timeouts(backend: Backend, stream: StreamHandle, layout: KVLa
 
 def test_synchronize_blocks_until_it_has_run(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        cache = StandInCache(backend, layout, 16)
+        cache = GuardedCache(backend, layout, 16)
         kv = cache.pool(pool)
         with blocked(backend, stream) as gate:
             ticket = pool.store(kv, [0], [0], stream=stream)
@@ -47,7 +47,7 @@ def test_synchronize_blocks_until_it_has_run(backend: Backend, stream: StreamHan
 
 def test_query_raises_nothing_and_synchronize_does(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
         indices = [DeviceValues(backend, values) for values in ([0, 9], [0, 1])]
         ticket = pool.store(kv, *indices, stream=stream)
         while not ticket.query():
@@ -59,7 +59,7 @@ def test_query_raises_nothing_and_synchronize_does(backend: Backend, stream: Str
 
 def test_wait_orders_another_stream(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        cache, seen = StandInCache(backend, layout, 16), list[bool]()
+        cache, seen = GuardedCache(backend, layout, 16), list[bool]()
         kv, other = cache.pool(pool), new_stream(backend)
         row = cache.rows[0][0][0]
         pool.page_view(0)[:] = 7
@@ -83,7 +83,7 @@ def test_a_layer_that_the_transfer_does_not_have(
     backend: Backend, stream: StreamHandle, layout: KVLayout, layer: int
 ) -> None:
     with HostPool(layout, 4, backend=backend) as pool:
-        kv = StandInCache(backend, layout, 16).pool(pool)
+        kv = GuardedCache(backend, layout, 16).pool(pool)
         ticket = pool.load(kv, [0], [0], stream=stream, layers=1)
         with pytest.raises(ArgumentError, match=rf"layer {layer} is not part .* range\(1, 2\)"):
             ticket.wait_layer(layer, stream)

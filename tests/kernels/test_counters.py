@@ -17,7 +17,7 @@ from kvferry.hostpool.ticket import Ticket
 from kvferry.kernels_cubin.abi import ArgumentBlock
 from kvferry.kernels_cubin.launcher import KernelLauncher
 
-from support.standin import DeviceValues, StandInCache, blocked, finish, host_driver, memory, new_stream
+from support.standin import DeviceValues, GuardedCache, blocked, finish, host_driver, memory, new_stream
 
 LAYERS = 5
 
@@ -28,8 +28,8 @@ def layout() -> KVLayout:
 
 
 @pytest.fixture
-def cache(backend: Backend, layout: KVLayout) -> StandInCache:
-    return StandInCache(backend, layout, 16)
+def cache(backend: Backend, layout: KVLayout) -> GuardedCache:
+    return GuardedCache(backend, layout, 16)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def counters(slot: Slot) -> list[int]:
 @pytest.mark.parametrize("layers", [None, 0, range(1, 4), 4])
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_layer_counts_all_of_its_tasks_once(
-    backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache, layers: range | int | None, count: int
+    backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache, layers: range | int | None, count: int
 ) -> None:
     kv = cache.pool(pool)
     before = [0] * LAYERS
@@ -69,7 +69,7 @@ def test_every_layer_counts_all_of_its_tasks_once(
 
 
 def test_pairs_that_do_not_move_count_too(
-    backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache
+    backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache
 ) -> None:
     """Else a consumer would wait for ever for a layer of which nothing was to be loaded."""
     with blocked(backend, stream):
@@ -84,7 +84,7 @@ def test_pairs_that_do_not_move_count_too(
 class Consumer:
     """A stream that waits for a layer and then looks at the first row of that layer of K."""
 
-    def __init__(self, backend: Backend, cache: StandInCache, ticket: Ticket, layer: int, token: int) -> None:
+    def __init__(self, backend: Backend, cache: GuardedCache, ticket: Ticket, layer: int, token: int) -> None:
         self.stream, self.saw = new_stream(backend), list[list[int]]()
         row = cache.rows[0][layer][token]
         ticket.wait_layer(layer, self.stream)
@@ -97,7 +97,7 @@ class Consumer:
 
 
 def test_a_consumer_waits_for_the_kernel_and_is_released_by_it(
-    backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache
+    backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache
 ) -> None:
     with blocked(backend, stream):
         ticket = pool.load(cache.pool(pool), [3], [2], stream=stream)
@@ -109,7 +109,7 @@ def test_a_consumer_waits_for_the_kernel_and_is_released_by_it(
 
 
 def test_layers_are_counted_by_their_own_number(
-    backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache
+    backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache
 ) -> None:
     """A transfer of layers 3 and 4 has them in the first two counters."""
     with blocked(backend, stream):
@@ -122,7 +122,7 @@ def test_layers_are_counted_by_their_own_number(
 
 
 def test_the_count_of_an_earlier_transfer_releases_nobody(
-    backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache
+    backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache
 ) -> None:
     kv = cache.pool(pool)
     with blocked(backend, stream):
@@ -139,7 +139,7 @@ def test_the_count_of_an_earlier_transfer_releases_nobody(
     assert consumer.saw == [[5]]
 
 
-def test_a_counter_does_not_wrap(backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache) -> None:
+def test_a_counter_does_not_wrap(backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache) -> None:
     """HIP compares counter and target as plain numbers: a slot that has counted 2**31 tasks is not used again."""
     kv = cache.pool(pool)
     first = pool.load(kv, [0], [0], stream=stream)
@@ -184,7 +184,7 @@ class LayerByLayer:
 
 
 def test_a_layer_is_complete_while_the_next_is_still_on_its_way(
-    backend: Backend, stream: StreamHandle, layout: KVLayout, cache: StandInCache
+    backend: Backend, stream: StreamHandle, layout: KVLayout, cache: GuardedCache
 ) -> None:
     gates = [threading.Event() for _ in range(LAYERS)]
     slow = Backend(backend.driver, lambda device: LayerByLayer(backend, backend.launcher(device), gates))
@@ -202,7 +202,7 @@ def test_a_layer_is_complete_while_the_next_is_still_on_its_way(
 
 
 def test_where_streams_cannot_wait_for_a_word_they_wait_for_all(
-    backend: Backend, stream: StreamHandle, pool: HostPool, cache: StandInCache
+    backend: Backend, stream: StreamHandle, pool: HostPool, cache: GuardedCache
 ) -> None:
     engine = pool._resources.devices[0].engine
     engine._wait_value = False

@@ -12,7 +12,7 @@ from kvferry.hostpool import DevicePool, HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.ticket import Ticket
 
-from support.standin import DeviceValues, StandInCache, blocked, new_stream
+from support.standin import DeviceValues, GuardedCache, blocked, new_stream
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def pool(backend: Backend, layout: KVLayout) -> Iterator[HostPool]:
 
 @pytest.fixture
 def kv(backend: Backend, pool: HostPool) -> DevicePool:
-    return StandInCache(backend, pool.layout, 16).pool(pool)
+    return GuardedCache(backend, pool.layout, 16).pool(pool)
 
 
 def bad(backend: Backend, pool: HostPool, kv: DevicePool, stream: StreamHandle, position: int, value: int) -> Ticket:

@@ -19,12 +19,12 @@ from kvferry.hostpool.tables import Addresses, DeviceTable, page_addresses
 from kvferry.hostpool.ticket import Ticket
 
 from support.model import apply, host_pages, scramble_pool
-from support.standin import StandInCache, new_stream
+from support.standin import GuardedCache, new_stream
 
 
 def store_through(
     pool: HostPool,
-    cache: StandInCache,
+    cache: GuardedCache,
     addresses: Addresses,
     on_device: list[int],
     on_host: list[int],
@@ -44,7 +44,7 @@ def test_a_host_address_is_an_illegal_access_and_the_device_stays_faulted(layout
     backend = stand_in(devices=2)
     streams = [new_stream(backend, device) for device in (0, 1)]
     pool = HostPool(layout, 4, backend=backend, devices=[0, 1])
-    caches = [StandInCache(backend, layout, 16, device=device) for device in (0, 1)]
+    caches = [GuardedCache(backend, layout, 16, device=device) for device in (0, 1)]
     hosts = np.array([pool.page_address(page) for page in range(4)], np.uint64)
     other = pool.store(caches[1].pool(pool), [0], [1], stream=streams[1])
 
@@ -70,7 +70,7 @@ def test_a_host_address_is_an_illegal_access_and_the_device_stays_faulted(layout
 def test_a_fault_ends_every_transfer_of_the_device(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     """Nobody hangs: not the transfer behind the fault, not ``close``."""
     pool = HostPool(layout, 4, backend=backend)
-    cache = StandInCache(backend, layout, 16)
+    cache = GuardedCache(backend, layout, 16)
     kv = cache.pool(pool)
     hosts = np.array([pool.page_address(page) for page in range(4)], np.uint64)
     tickets = [store_through(pool, cache, hosts, [0], [2], stream)]
@@ -89,7 +89,7 @@ def test_the_alias_of_chunk_0_is_not_good_for_the_others(
     """Scenario 6: a table that adds page offsets to the first alias faults or writes where it must not."""
     pool = HostPool(layout, 6, backend=backend, chunk_nbytes=layout.page_nbytes)
     scramble_pool(pool, 1)
-    cache = StandInCache(backend, layout, 24, seed=2)
+    cache = GuardedCache(backend, layout, 24, seed=2)
     pages, model = host_pages(pool), cache.copy()
     aliases = pool.domain().aliases
     span = pool.page_address(1) - pool.page_address(0)
@@ -110,7 +110,7 @@ def test_the_alias_of_chunk_0_is_not_good_for_the_others(
 def test_the_right_table_does_move_the_right_bytes(backend: Backend, stream: StreamHandle, layout: KVLayout) -> None:
     """What the tests above do, with nothing wrong."""
     with HostPool(layout, 6, backend=backend, chunk_nbytes=layout.page_nbytes) as pool:
-        cache = StandInCache(backend, layout, 24, seed=2)
+        cache = GuardedCache(backend, layout, 24, seed=2)
         pages, model = host_pages(pool), cache.copy()
         right = page_addresses(pool.domain().aliases, 6, 1, layout.page_nbytes)
         store_through(pool, cache, right, [5, 4], [0, 3], stream).synchronize()
@@ -122,7 +122,7 @@ def test_memory_that_was_freed_is_not_reachable_any_more(
     backend: Backend, stream: StreamHandle, layout: KVLayout
 ) -> None:
     pool = HostPool(layout, 4, backend=backend)
-    cache = StandInCache(backend, layout, 16)
+    cache = GuardedCache(backend, layout, 16)
     kv = cache.pool(pool)
     cache.free()
     with pytest.raises(IllegalAddress, match="read of"):

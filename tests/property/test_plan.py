@@ -14,11 +14,11 @@ from kvferry.hostpool.plan import Unit
 
 from support.model import page_offsets, tokens_of
 from support.reference import Addresses, RecordingLauncher, moved_bytes, moved_words
-from support.standin import StandInCache
+from support.standin import GuardedCache
 from support.strategies import Case, cases
 
 
-def expected(case: Case, cache: StandInCache, aliases: list[int]) -> tuple[Addresses, Addresses]:
+def expected(case: Case, cache: GuardedCache, aliases: list[int]) -> tuple[Addresses, Addresses]:
     """The (device, host) address of every byte that a transfer moves."""
     offsets = page_offsets(case.layout)
     device, host = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -44,7 +44,7 @@ def test_the_argument_block_says_exactly_what_the_layout_says(
 ) -> None:
     launcher = RecordingLauncher()
     recording = Backend(backend.driver, lambda device: launcher)
-    cache = StandInCache(backend, case.layout, case.tokens, gap_nbytes=case.gap_nbytes, shift_nbytes=case.shift_nbytes)
+    cache = GuardedCache(backend, case.layout, case.tokens, gap_nbytes=case.gap_nbytes, shift_nbytes=case.shift_nbytes)
     with HostPool(case.layout, case.pages, backend=recording, chunk_nbytes=case.chunk_nbytes) as pool:
         chunks = zip(pool.domain().aliases, pool._resources.memory.chunks, strict=True)
         delta = {int(chunk.address): int(alias) - chunk.address for alias, chunk in chunks}
@@ -80,7 +80,7 @@ def test_the_widest_word_that_fits_is_taken(backend: Backend, stream: StreamHand
     """Wider would not divide some address or run: the words are not narrower than they must be."""
     launcher = RecordingLauncher()
     recording = Backend(backend.driver, lambda device: launcher)
-    cache = StandInCache(backend, case.layout, case.tokens)
+    cache = GuardedCache(backend, case.layout, case.tokens)
     with HostPool(case.layout, case.pages, backend=recording) as pool:
         pool.store(cache.pool(pool), [0], [0], stream=stream)
         divisor = np.gcd.reduce([component.row_nbytes for component in case.layout.components])

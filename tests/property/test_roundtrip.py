@@ -13,7 +13,7 @@ from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.plan import Unit
 
 from support.model import apply, host_pages, scramble_pool
-from support.standin import StandInCache
+from support.standin import GuardedCache
 from support.strategies import Case, cases
 
 
@@ -23,7 +23,7 @@ def test_store_then_load_moves_exactly_these_bytes(backend: Backend, stream: Str
     dtype = np.int64 if case.wide else np.int32
     on_device, on_host = np.array(case.on_device, dtype), np.array(case.on_host, dtype)
     unit = cast("Unit", case.unit)
-    cache = StandInCache(
+    cache = GuardedCache(
         backend, case.layout, case.tokens, gap_nbytes=case.gap_nbytes, shift_nbytes=case.shift_nbytes, seed=1
     )
     with HostPool(case.layout, case.pages, backend=backend, chunk_nbytes=case.chunk_nbytes) as pool:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvferry.hostpool import HostPool, KVLayout
 
-from support.standin import Bytes, StandInCache
+from support.standin import Bytes, GuardedCache
 
 Numbers = npt.NDArray[np.int64]
 
@@ -52,7 +52,7 @@ def tokens_of(layout: KVLayout, index: int, unit: str) -> range:
 def apply(
     *,
     storing: bool,
-    cache: StandInCache,
+    cache: GuardedCache,
     pages: Bytes,
     on_device: Sequence[int],
     on_host: Sequence[int],

@@ -81,7 +81,7 @@ class DeviceValues(CudaArray):
         super().__init__(self.address, content.shape, dtype)
 
 
-class StandInCache:
+class GuardedCache:
     """A layer-first KV cache in device memory, with room that nobody may touch around and between its rows.
 
     ``gap_nbytes`` lie between rows, ``shift_nbytes`` misalign every base. ``blocks`` are whole allocations, guards
@@ -127,9 +127,9 @@ class StandInCache:
         for block in self.blocks:
             block[:] = random.integers(0, 256, block.size, np.uint8)
 
-    def copy(self) -> StandInCache:
+    def copy(self) -> GuardedCache:
         """The same shape and bytes in ordinary memory: a model to apply a transfer to."""
-        twin = StandInCache.__new__(StandInCache)
+        twin = GuardedCache.__new__(GuardedCache)
         twin.layout, twin.tokens, twin.strides = self.layout, self.tokens, self.strides
         twin.blocks = [block.copy() for block in self.blocks]
         twin.rows, twin.bases = [], self.bases
@@ -143,7 +143,7 @@ class StandInCache:
                 twin.rows[-1].append(every[:, : component.row_nbytes])
         return twin
 
-    def assert_equals(self, model: StandInCache) -> None:
+    def assert_equals(self, model: GuardedCache) -> None:
         """Every byte, guards and gaps too."""
         for number, (mine, theirs) in enumerate(zip(self.blocks, model.blocks, strict=True)):
             np.testing.assert_array_equal(mine, theirs, f"block {number}")
