@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,19 +24,6 @@ def code(manifest: Manifest, target: str) -> CodeObject:
     """The shipped code object of ``target``."""
     (artefact,) = (a for a in manifest.artefacts if a.kind == "hsaco" and a.target == target)
     return load(manifest.read(artefact))
-
-
-@pytest.fixture(scope="session")
-def fakes_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fakes")
-
-
-@pytest.fixture
-def fake_hip(fakes_dir: Path) -> Iterator[FakeHip]:
-    fake = FakeHip.build(fakes_dir)
-    fake.reset()
-    yield fake
-    fake.reset()
 
 
 @pytest.fixture

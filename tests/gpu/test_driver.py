@@ -18,7 +18,7 @@ from kvferry.hostpool.mapping import HostMapping
 from kvferry.kernels_cubin.launch_cuda import CudaLauncher
 from kvferry.kernels_cubin.manifest import Manifest
 
-from fakes.process import run_python
+from support.process import run_python
 
 MIB = 1 << 20
 

@@ -11,14 +11,7 @@ from kvferry.drivers.protocol import HostMemoryDriver
 
 from fakes.build import build_fake, host_kernels
 from fakes.cuda import FakeCuda
-from fakes.hip import FakeHip
 from fakes.vendors import VENDORS, Bench, Vendor
-
-
-@pytest.fixture(scope="session")
-def fakes_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the fakes of this session are built, each once."""
-    return tmp_path_factory.mktemp("fakes")
 
 
 @pytest.fixture(scope="session")
@@ -36,14 +29,6 @@ def kernels_library() -> Path:
 @pytest.fixture
 def fake_cuda(fakes_dir: Path) -> Iterator[FakeCuda]:
     fake = FakeCuda.build(fakes_dir)
-    fake.reset()
-    yield fake
-    fake.reset()
-
-
-@pytest.fixture
-def fake_hip(fakes_dir: Path) -> Iterator[FakeHip]:
-    fake = FakeHip.build(fakes_dir)
     fake.reset()
     yield fake
     fake.reset()

@@ -18,7 +18,7 @@ from kvferry.drivers.protocol import HostAddress, StreamHandle
 
 from fakes.cuda import FakeCuda
 from fakes.memory import PAGE, Pages, bytes_at
-from fakes.process import run_python
+from support.process import run_python
 
 READ_ONLY_SUPPORTED, CAPABILITY_MAJOR, CAPABILITY_MINOR = 113, 75, 76
 

@@ -19,8 +19,8 @@ from kvferry.drivers.protocol import (
 )
 
 from fakes.memory import PAGE, Pages, put_at
-from fakes.process import run_python
 from fakes.vendors import Bench
+from support.process import run_python
 
 # ---- the devices
 

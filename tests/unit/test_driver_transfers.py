@@ -24,8 +24,8 @@ from kvferry.drivers.protocol import (
 )
 
 from fakes.memory import PAGE, Pages, bytes_at, pattern, put_at
-from fakes.process import run_python
 from fakes.vendors import Bench
+from support.process import run_python
 
 LEGACY = StreamHandle(0)
 

@@ -14,8 +14,8 @@ from kvferry.kernels_cubin.abi import CTA_THREADS, ArgumentBlock
 
 from fakes.cuda import FakeCuda
 from fakes.memory import PAGE, Pages, bytes_at, pattern
-from fakes.process import run_python
 from fakes.vendors import Bench
+from support.process import run_python
 
 KERNELS = Path(__file__).resolve().parents[2] / "kernels_cubin"
 IMAGES = {"cuda": "kv_transfer.sm_90.cubin", "hip": "kv_transfer.gfx942.hsaco"}

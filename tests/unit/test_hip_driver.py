@@ -13,7 +13,7 @@ from kvferry.drivers.protocol import HostAddress
 
 from fakes.hip import FakeHip
 from fakes.memory import PAGE, Pages
-from fakes.process import run_python
+from support.process import run_python
 
 
 @pytest.fixture

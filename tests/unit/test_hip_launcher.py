@@ -13,7 +13,7 @@ from kvferry.kernels_cubin.manifest import Manifest
 
 from fakes.build import build_fake
 from fakes.hip import FakeHip
-from fakes.process import run_python
+from support.process import run_python
 
 
 @pytest.fixture

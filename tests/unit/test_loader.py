@@ -12,7 +12,7 @@ from kvferry.drivers.errors import DriverNotFound, ForkedProcess
 from kvferry.drivers.loader import ForkGuard, mapped_libraries, open_library
 
 from fakes.build import build_fake
-from fakes.process import run_python
+from support.process import run_python
 
 CUDA_PATTERN = r"libcuda\.so(\.\d+)*"
 

@@ -33,8 +33,8 @@ from kvferry.kernels_cubin.manifest import Manifest
 
 from fakes.cuda import FakeCuda
 from fakes.memory import bytes_at, pattern, put_at
-from fakes.process import run_python
 from fakes.vendors import Bench
+from support.process import run_python
 
 LAYOUT = KVLayout.mha(layers=3, heads=2, head_size=16, element_nbytes=2, page_tokens=8)
 PAGES_PER_CHUNK = 8

@@ -31,5 +31,5 @@ def inject() -> None:
     atexit.register(EmulatedGpu(fake).close)  # raises what the emulator does not know
 
 
-if Path((sys.orig_argv + [""])[1]).name in ("kvferry", "-"):
+if Path([*sys.orig_argv, ""][1]).name in ("kvferry", "-"):
     inject()
