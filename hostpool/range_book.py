@@ -7,7 +7,7 @@ owners to unregister takes the memory away under the other. The book refuses on 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 
 from kvferry.drivers.errors import driver_error
 
@@ -34,6 +34,11 @@ class RangeBook:
                     raise driver_error("page-locking", 712, "range already held in this process", detail)
             insort(self._begins, address)
             self._held[address] = address + nbytes, owner
+
+    def begins(self, begin: int, end: int) -> list[int]:
+        """Where ranges begin from ``begin`` up to, without, ``end``."""
+        with self._lock:
+            return self._begins[bisect_left(self._begins, begin) : bisect_left(self._begins, end)]
 
     def release(self, address: int) -> None:
         """Take a range out again, by its base; one that is not in the book is no error."""

@@ -80,6 +80,9 @@ def _split(side: Side, unit: Unit) -> int:
 class KernelEngine:
     """Moves pages with kernels on one device. Safe to use from any thread.
 
+    It counts up to ``layers`` layers of a transfer for ``wait_layer``; with 0 nobody waits for one, and a transfer can
+    have any number of them.
+
     Every transfer in flight has a slot and a ticket here. Slots are taken back when the next transfer is given, when
     a ticket is asked, and on ``close``; in the steady state nothing is allocated.
     """
@@ -91,7 +94,7 @@ class KernelEngine:
         self._arena = SlotArena(driver, layers)
         self._in_flight: defaultdict[StreamHandle, deque[Ticket]] = defaultdict(deque)
         self._prepared: weakref.WeakKeyDictionary[Plan, _Prepared] = weakref.WeakKeyDictionary()
-        self._wait_value = driver.device_attributes(device).stream_wait_value
+        self._wait_value = layers > 0 and driver.device_attributes(device).stream_wait_value
         self._untracked: list[Ticket] = []
         """Transfers without an event that says when they have run: what they use is never used again."""
         self._accepting = True

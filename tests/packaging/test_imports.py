@@ -17,7 +17,7 @@ THIRD_PARTY = {
     "kernels_cubin": {"cffi", "_cffi_backend", "numpy"},
     "hostpool": {"numpy"},
 }
-ONLY_IN = {"cuda": "launch_cuda.py", "hip": "launch_hip.py", "rocm": "launch_hip.py", "tqdm": "cli.py"}
+ONLY_IN = {"cuda": "launch_cuda.py", "hip": "launch_hip.py", "rocm": "launch_hip.py", "tqdm": "cli.py", "torch": "torch_calls.py"}
 
 
 def modules() -> list[Path]:
