@@ -27,6 +27,10 @@ class DevicePool:
     (pages, page tokens, ...) whose last dimensions make up the row without gaps, or a plain device address together
     with ``tokens``. Rows may lie further apart than they are long, by the same stride in every layer of a component.
 
+    ``heads`` says that the cache holds just these heads of every component, as a rank under tensor parallelism does:
+    ``layout`` is then still that of the host pages with all heads, and rows are ``len(heads) * head_nbytes`` long. The
+    range must be one for every component, and in ``page_unified`` whole head groups or inside one; ``LayoutError``.
+
     Page ``p`` is the tokens from ``p * page_tokens`` on. Arrays are kept alive; behind a plain address that is the
     caller's part.
     """
@@ -39,16 +43,23 @@ class DevicePool:
         *,
         device: int,
         tokens: int | None = None,
+        heads: range | None = None,
     ) -> None:
         expected = [component.name for component in layout.components]
         if sorted(layers) != sorted(expected):
             raise ArgumentError(f"components {sorted(layers)} were given, the layout has {sorted(expected)}")
-        self.device, self.layout = device, layout
+        self.device, self.layout, self.heads = device, layout, heads
+        on_host = [layout.strides(number, heads) for number in range(len(layout.components))]
+        self.components = tuple(
+            Component(component.name, s.heads, s.head_nbytes)
+            for component, s in zip(layout.components, on_host, strict=True)
+        )
+        """What a row holds of each component, by what the host page's head axis counts: heads, or groups of them."""
         addresses: list[int] = []
         strides: list[int] = []
         counts: set[int] = set()
         self._owners: list[object] = []
-        for component in layout.components:
+        for component in self.components:
             given = layers[component.name]
             if len(given) != layout.layers:
                 raise ArgumentError(f"{component.name} has {len(given)} layers, the layout {layout.layers}")
@@ -76,7 +87,7 @@ class DevicePool:
                     layer=0,
                     head=component.head_nbytes,
                 )
-                for number, (component, stride) in enumerate(zip(layout.components, strides, strict=True))
+                for number, (component, stride) in enumerate(zip(self.components, strides, strict=True))
             ),
             TABLE_BY_LAYER,
             self.tokens,

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from kvferry.drivers.errors import LayoutError
 from kvferry.kernels_cubin.abi import MAX_COMPONENTS
 
-PageOrder = Literal["page_first_direct", "page_first"]
-"""The order of bytes in a host page, outermost first: (layer, slot, head) or (slot, layer, head)."""
+PageOrder = Literal["page_first_direct", "page_first", "page_head", "page_unified", "layer_first"]
+"""The order of bytes in host memory; ``KVLayout`` says what each means."""
 
 
 def _positive(**values: int) -> None:
@@ -38,32 +38,45 @@ class Component:
 
 @dataclass(frozen=True)
 class PageStrides:
-    """Where a component lies in a page, in bytes: ``offset + slot*S + layer*L + head*H``."""
+    """Where (heads of) a component lie in a chunk, in bytes: ``offset + page*P + slot*S + layer*L + head*H``.
+
+    ``page`` counts within the chunk. The head axis has ``heads`` entries, each ``head_nbytes`` without a gap: single
+    heads, or in ``page_unified`` groups of heads.
+    """
 
     offset: int
+    page: int
     slot: int
     layer: int
     head: int
+    heads: int
+    head_nbytes: int
 
 
 @dataclass(frozen=True)
 class KVLayout:
     """The shape of a KV cache and the byte order of its host pages.
 
-    A page holds ``page_tokens`` tokens of every layer and every component; ``order`` says how they lie in it.
-    Components lie one after the other, without padding, so a page is ``page_nbytes`` long and every byte of it is used.
+    A page holds ``page_tokens`` tokens of every layer and every component, ``page_nbytes`` without padding; ``order``
+    says how they lie, outermost first:
 
-    ``page_first_direct`` (layer, slot, head) keeps a layer of a page in one run, as the layer-first device pool has it;
-    ``page_first`` (slot, layer, head) keeps a token's layers together.
+    - ``page_first_direct``: (component, layer, slot, head). A layer of a page is one run, as in the device pool.
+    - ``page_first``: (component, slot, layer, head). A token's layers are together.
+    - ``page_head``: (component, head, slot, layer). A head's rows are together, for ranks with fewer heads.
+    - ``page_unified``: (head group, layer, component, slot, head in the group), ``head_groups`` groups of equally many
+      heads. A group is one run, so that a rank that has just these heads can take its part of the page as it is.
+    - ``layer_first``: (component, layer, page, slot, head) for the pages of a registration chunk together. A page is
+      not one run there but one a component and layer.
     """
 
     components: tuple[Component, ...]
     layers: int
     page_tokens: int
     order: PageOrder = "page_first_direct"
+    head_groups: int = 1
 
     def __post_init__(self) -> None:
-        _positive(layers=self.layers, page_tokens=self.page_tokens)
+        _positive(layers=self.layers, page_tokens=self.page_tokens, head_groups=self.head_groups)
         if not 1 <= len(self.components) <= MAX_COMPONENTS:
             raise LayoutError(f"a layout has 1 to {MAX_COMPONENTS} components, not {len(self.components)}")
         names = [component.name for component in self.components]
@@ -71,6 +84,16 @@ class KVLayout:
             raise LayoutError(f"component names must differ: {', '.join(names)}")
         if self.order not in get_args(PageOrder):
             raise LayoutError(f"order must be one of {', '.join(get_args(PageOrder))}, not {self.order!r}")
+        if self.head_groups != 1 and self.order != "page_unified":
+            raise LayoutError(
+                f"head_groups {self.head_groups} needs order page_unified; {self.order} takes 1, and any range of heads"
+            )
+        for component in self.components:
+            if component.heads % self.head_groups:
+                raise LayoutError(
+                    f"head_groups {self.head_groups} does not divide the {component.heads} heads of {component.name}: "
+                    "take a divisor of every component's heads, or keep this component in a pool of its own"
+                )
 
     @classmethod
     def mha(
@@ -83,13 +106,14 @@ class KVLayout:
         page_tokens: int,
         v_head_size: int | None = None,
         order: PageOrder = "page_first_direct",
+        head_groups: int = 1,
     ) -> KVLayout:
         """Multi-head or grouped-query attention: components ``k`` and ``v`` of ``heads`` KV heads."""
         v_size = head_size if v_head_size is None else v_head_size
         _positive(heads=heads, head_size=head_size, v_head_size=v_size, element_nbytes=element_nbytes)
         k = Component("k", heads, head_size * element_nbytes)
         v = Component("v", heads, v_size * element_nbytes)
-        return cls((k, v), layers, page_tokens, order)
+        return cls((k, v), layers, page_tokens, order, head_groups)
 
     @classmethod
     def mla(
@@ -115,21 +139,78 @@ class KVLayout:
         """Bytes of one host page."""
         return self.page_tokens * self.token_nbytes
 
-    def strides(self, component: int) -> PageStrides:
-        """Where component number ``component`` lies in a host page."""
-        this = self.components[component]
-        before = sum(other.row_nbytes for other in self.components[:component])
-        offset = self.layers * self.page_tokens * before
-        if self.order == "page_first_direct":
-            return PageStrides(offset, this.row_nbytes, self.page_tokens * this.row_nbytes, this.head_nbytes)
-        return PageStrides(offset, self.layers * this.row_nbytes, this.row_nbytes, this.head_nbytes)
+    @property
+    def solid_pages(self) -> bool:
+        """Whether a page is one run of ``page_nbytes`` bytes: in every order but ``layer_first``."""
+        return self.order != "layer_first"
 
-    def offset(self, component: int, layer: int, slot: int, head: int) -> int:
-        """The byte in a page at which a head's row begins; ``LayoutError`` outside the layout."""
+    def strides(self, component: int, heads: range | None = None, *, chunk_pages: int = 1) -> PageStrides:
+        """Where component number ``component`` lies in a chunk of ``chunk_pages`` pages: all of it, or some heads.
+
+        ``heads`` has step 1. In ``page_unified`` it covers whole head groups or lies inside one, because groups are
+        what the head axis counts; the part inside a group is then the only entry of that axis. Raises ``LayoutError``
+        for anything else. Only ``layer_first`` depends on ``chunk_pages``.
+        """
+        this = self.components[component]
+        heads = self._head_range(this, heads)
+        row, head, tokens, layers = this.row_nbytes, this.head_nbytes, self.page_tokens, self.layers
+        before = sum(other.row_nbytes for other in self.components[:component])
+        offset, page, in_group = layers * tokens * before, self.page_nbytes, 1
+        if self.order == "page_first_direct":
+            by_slot, by_layer, by_head = row, tokens * row, head
+        elif self.order == "page_first":
+            by_slot, by_layer, by_head = layers * row, row, head
+        elif self.order == "page_head":
+            by_slot, by_layer, by_head = layers * head, head, tokens * layers * head
+        elif self.order == "page_unified":
+            groups = self.head_groups
+            in_group = this.heads // groups
+            offset = tokens * before // groups
+            by_slot, by_layer, by_head = in_group * head, page // groups // layers, page // groups
+        else:
+            offset, page = offset * chunk_pages, tokens * row
+            by_slot, by_layer, by_head = row, chunk_pages * tokens * row, head
+        entry, inside = divmod(heads.start, in_group)
+        if len(heads) % in_group == inside == 0:
+            entries, entry_nbytes = len(heads) // in_group, in_group * head
+        elif inside + len(heads) <= in_group:
+            entries, entry_nbytes = 1, len(heads) * head
+        else:
+            raise LayoutError(
+                f"heads {heads.start} to {heads.stop - 1} of {this.name} cross head groups of {in_group} without "
+                f"covering them: take whole groups, heads inside one group, or another number than {self.head_groups} "
+                "for head_groups"
+            )
+        offset += entry * by_head + inside * head
+        return PageStrides(offset, page, by_slot, by_layer, by_head, entries, entry_nbytes)
+
+    @staticmethod
+    def _head_range(component: Component, heads: range | None) -> range:
+        if heads is None:
+            return range(component.heads)
+        if not isinstance(heads, range) or heads.step != 1 or not 0 <= heads.start < heads.stop:
+            raise LayoutError(f"heads must be a non-empty range with step 1 and no negative numbers, not {heads!r}")
+        if heads.stop > component.heads:
+            raise LayoutError(
+                f"heads {heads.start} to {heads.stop - 1} are outside {component.name}: valid are 0 to "
+                f"{component.heads - 1}. Leave heads= out for all heads; a component with fewer heads than the others "
+                "is not split between ranks, it needs a pool of its own"
+            )
+        return heads
+
+    def offset(self, component: int, layer: int, slot: int, head: int, *, page: int = 0, chunk_pages: int = 1) -> int:
+        """The byte at which a head's row begins; ``LayoutError`` outside the layout.
+
+        Counted from the first byte of the page, or with ``page`` and ``chunk_pages`` from that of a chunk of
+        ``chunk_pages`` pages. In ``layer_first`` a page is not one run, so give both there, with the pool's
+        ``pages_per_chunk``; without them it is the byte in a chunk of one page.
+        """
+        _positive(chunk_pages=chunk_pages)
         limits = {
             "component": (component, len(self.components)),
             "layer": (layer, self.layers),
             "slot": (slot, self.page_tokens),
+            "page": (page, chunk_pages),
         }
         for name, (value, limit) in limits.items():
             if not 0 <= value < limit:
@@ -137,8 +218,8 @@ class KVLayout:
         heads = self.components[component].heads
         if not 0 <= head < heads:
             raise LayoutError(f"head {head} is outside component {component}: valid are 0 to {heads - 1}")
-        s = self.strides(component)
-        return s.offset + slot * s.slot + layer * s.layer + head * s.head
+        s = self.strides(component, range(head, head + 1), chunk_pages=chunk_pages)
+        return s.offset + page * s.page + slot * s.slot + layer * s.layer
 
     def pages_per_chunk(self, chunk_nbytes: int, granule_nbytes: int) -> int:
         """Whole pages in a registration chunk of about ``chunk_nbytes``.

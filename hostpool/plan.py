@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from kvferry.drivers.errors import ArgumentError
 from kvferry.drivers.protocol import DeviceAddress
 from kvferry.hostpool.layout import Component
@@ -97,6 +99,17 @@ class Plan:
         )
 
 
+def layer_range(layers: object, every: int) -> range:
+    """``layers`` of a transfer (all, one, or a range of ``every``) as a range; ``ArgumentError`` for anything else."""
+    if layers is None:
+        return range(every)
+    if isinstance(layers, (int, np.integer)) and not isinstance(layers, bool):
+        layers = range(int(layers), int(layers) + 1)
+    if not isinstance(layers, range) or layers.step != 1 or not 0 <= layers.start < layers.stop <= every:
+        raise ArgumentError(f"layers must be a layer or a non-empty range inside 0 to {every}, not {layers!r}")
+    return layers
+
+
 def _merge(component: Component, src: ComponentSide, dst: ComponentSide, slots: int) -> Run:
     """Make one run of heads, and then of slots, where both sides have them one after the other."""
     heads, nbytes = component.heads, component.head_nbytes
@@ -108,7 +121,11 @@ def _merge(component: Component, src: ComponentSide, dst: ComponentSide, slots: 
 
 
 def plan_transfer(components: tuple[Component, ...], src: Side, dst: Side, *, unit: Unit, layers: range) -> Plan:
-    """Plan a transfer of ``layers`` (a range with step 1) of every component."""
+    """Plan a transfer of ``layers`` (a range with step 1) of every component.
+
+    ``components`` say what a row consists of: ``heads`` pieces of ``head_nbytes``, which the sides' ``head`` strides
+    count. They are heads, or whatever has a stride of its own on both sides, such as a group of heads.
+    """
     slots = src.page_tokens if unit == "page" else 1
     together = tuple(zip(components, src.components, dst.components, strict=True))
     runs = tuple(_merge(c, s, d, slots) for c, s, d in together)
@@ -118,8 +135,10 @@ def plan_transfer(components: tuple[Component, ...], src: Side, dst: Side, *, un
     divisor = math.gcd(src.alignment, dst.alignment, *(run.nbytes for run in runs))
     for run, (_, s, d) in zip(runs, together, strict=True):
         for where in (s, d):
-            divisor = math.gcd(divisor, where.offset, where.page, where.layer)
-            # A stride that was merged away is never multiplied with anything.
+            divisor = math.gcd(divisor, where.offset, where.page)
+            # A stride that was merged away, or that only layer 0 would use, is never multiplied with anything.
+            if layers.stop > 1:
+                divisor = math.gcd(divisor, where.layer)
             if run.slots > 1 or unit == "token":
                 divisor = math.gcd(divisor, where.slot)
             if run.heads > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import threading
 import weakref
@@ -13,18 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from kvferry.drivers import posix
-from kvferry.drivers.errors import ArgumentError, ForkedProcess, PoolClosed
-from kvferry.drivers.protocol import HostAddress, Platform, StreamHandle
-from kvferry.hostpool import indices, tables
+from kvferry.drivers.errors import ArgumentError, ForkedProcess, LayoutError, PoolClosed
+from kvferry.drivers.protocol import HostAddress, Platform
+from kvferry.hostpool import indices
 from kvferry.hostpool.backend import Backend, first_backend, open_backend
+from kvferry.hostpool.chunks import Chunking
 from kvferry.hostpool.device_pool import DevicePool, LayerArrays
 from kvferry.hostpool.domain import PointerDomain
 from kvferry.hostpool.layout import KVLayout
 from kvferry.hostpool.mapping import Progress
 from kvferry.hostpool.memory import DriverMemory, MemoryKind, PinnedMemory, RegisteredMemory, default_kind
 from kvferry.hostpool.pages import PageAllocator
-from kvferry.hostpool.plan import Plan, Unit, plan_transfer
+from kvferry.hostpool.plan import Plan, Unit, layer_range, plan_transfer
 from kvferry.hostpool.resources import DeviceState, Resources
+from kvferry.hostpool.streams import stream_handle
 from kvferry.hostpool.ticket import Ticket
 
 log = logging.getLogger("kvferry")
@@ -41,8 +44,8 @@ class HostPool:
     ``memory="registered"`` is memory of our own, made present by ``populate_threads`` threads and then page-locked;
     ``memory="driver"`` is allocated by the driver. The second is what ROCm's makers advise for pools of many GB and the
     default there, the first is the default elsewhere. Either way it comes in chunks of at most ``chunk_nbytes`` that
-    end on page boundaries (a page that is larger gets a chunk of its own). ``progress`` is called with (bytes, bytes in
-    all) while the memory is obtained.
+    end on page boundaries (a page that is larger gets a chunk of its own); ``Chunking`` says how pages are spread over
+    them. ``progress`` is called with (bytes, bytes in all) while the memory is obtained.
 
     Raises ``HostMemoryError`` when the system has no memory, a ``DriverError`` when page-locking fails; either way
     nothing is left behind. Use it as a context manager, or call ``close``.
@@ -75,15 +78,13 @@ class HostPool:
         if kind not in get_args(MemoryKind):
             raise ArgumentError(f"memory is one of {', '.join(get_args(MemoryKind))}, not {kind!r}")
         self.layout, self.pages, self.backend = layout, pages, backend
-        self._pages_per_chunk = layout.pages_per_chunk(chunk_nbytes, posix.PAGE_NBYTES)
+        self._chunking = Chunking.choose(layout, pages, chunk_nbytes)
         self._allocator = PageAllocator(pages)
         self._plans: weakref.WeakKeyDictionary[DevicePool, dict[tuple[bool, Unit, range], Plan]]
         self._plans = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-        chunk_span = _whole(self._pages_per_chunk * layout.page_nbytes)
-        full, rest = divmod(pages, self._pages_per_chunk)
-        spans = [chunk_span] * full + ([_whole(rest * layout.page_nbytes)] if rest else [])
+        spans = self._chunking.spans
         held: PinnedMemory
         if kind == "registered":
             owner = f"a pool of {pages} pages"
@@ -94,13 +95,10 @@ class HostPool:
             held = DriverMemory(backend.driver, devices[0], spans, progress=progress)
         self._resources = Resources(held)
         self._finalizer = weakref.finalize(self, self._resources.release)
-        bases = [chunk.address for chunk in held.chunks]
-        self._host_pages = tables.page_addresses(bases, pages, self._pages_per_chunk, layout.page_nbytes)
+        self._bases = [chunk.address for chunk in held.chunks]
         try:
             for device in dict.fromkeys(devices):
-                self._resources.devices[device] = DeviceState(
-                    backend, device, layout, held.chunks, pages, self._pages_per_chunk
-                )
+                self._resources.devices[device] = DeviceState(backend, device, self._chunking, held.chunks)
         except BaseException:
             self._finalizer()
             raise
@@ -124,6 +122,11 @@ class HostPool:
     def nbytes(self) -> int:
         """Bytes of all pages."""
         return self.pages * self.layout.page_nbytes
+
+    @property
+    def pages_per_chunk(self) -> int:
+        """Pages in a registration chunk; the last one may have fewer."""
+        return self._chunking.pages_per_chunk
 
     @property
     def closed(self) -> bool:
@@ -158,21 +161,46 @@ class HostPool:
         """The kernel binary that moves this pool's pages on ``device``."""
         return self._state(device).engine.launcher.artefact.file
 
-    def page_address(self, page: int) -> HostAddress:
-        """The host address of a page: ``layout.page_nbytes`` bytes from there are the page's."""
+    def page_runs(self, page: int) -> list[tuple[HostAddress, int]]:
+        """(host address, bytes) of each contiguous run of a page.
+
+        The whole page, or in ``layer_first`` one run a component and layer, in this order.
+        """
         self._open()
         if not 0 <= page < self.pages:
             raise ArgumentError(f"page {page} is outside the pool: valid are 0 to {self.pages - 1}")
-        return HostAddress(int(self._host_pages[page]))
+        return self._chunking.runs(self._bases, operator.index(page))
+
+    def page_address(self, page: int) -> HostAddress:
+        """The host address of a page: ``layout.page_nbytes`` bytes from there are the page's.
+
+        Raises ``LayoutError`` in ``layer_first``, where a page is several runs.
+        """
+        runs = self.page_runs(page)
+        if not self.layout.solid_pages:
+            raise LayoutError(
+                f"page {page} is {len(runs)} runs of bytes in order {self.layout.order}, not one: page_runs({page}) "
+                "lists them; a pool of another order has pages of one run"
+            )
+        return runs[0][0]
 
     def page_view(self, page: int) -> npt.NDArray[np.uint8]:
-        """A page's bytes, writable, without a copy. Not to be used after ``close``, nor while a transfer writes it."""
+        """A page's bytes, writable, without a copy. Not to be used after ``close``, nor while a transfer writes it.
+
+        Raises ``LayoutError`` as ``page_address`` does.
+        """
         return np.frombuffer(posix.buffer(self.page_address(page), self.layout.page_nbytes), np.uint8)
 
-    def device_pool(self, layers: LayerArrays, *, device: int = 0, tokens: int | None = None) -> DevicePool:
-        """Describe a layer-first KV cache on ``device`` for transfers with this pool; see ``DevicePool``."""
+    def device_pool(
+        self, layers: LayerArrays, *, device: int = 0, tokens: int | None = None, heads: range | None = None
+    ) -> DevicePool:
+        """Describe a layer-first KV cache on ``device`` for transfers with this pool; see ``DevicePool``.
+
+        With ``heads`` the cache holds just these heads of each component, and transfers leave the other heads of the
+        pages alone.
+        """
         self._state(device)
-        return DevicePool(self.backend.driver, self.layout, layers, device=device, tokens=tokens)
+        return DevicePool(self.backend.driver, self.layout, layers, device=device, tokens=tokens, heads=heads)
 
     def store(
         self,
@@ -232,29 +260,20 @@ class HostPool:
         state = self._state(device_pool.device)
         if device_pool.layout != self.layout:
             raise ArgumentError("the device pool was described for another layout")
-        key = (storing, unit, self._layers(layers))
+        key = (storing, unit, layer_range(layers, self.layout.layers))
         plans = self._plans.setdefault(device_pool, {})
         plan = plans.get(key)
         if plan is None:
             if unit not in ("page", "token"):
                 raise ArgumentError(f"unit is 'page' or 'token', not {unit!r}")
-            sides = (device_pool.side, state.side) if storing else (state.side, device_pool.side)
-            plan = plans[key] = plan_transfer(self.layout.components, *sides, unit=unit, layers=key[2])
+            ours = state.side(device_pool.heads)
+            sides = (device_pool.side, ours) if storing else (ours, device_pool.side)
+            plan = plans[key] = plan_transfer(device_pool.components, *sides, unit=unit, layers=key[2])
         if ctas is not None and (isinstance(ctas, bool) or not isinstance(ctas, int) or ctas < 1):
             raise ArgumentError(f"ctas is a number of at least 1, not {ctas!r}")
         pairs = indices.pairs(src, dst)
         indices.check_host(pairs, plan.limits)
         return state.engine.submit(plan, pairs, stream_handle(stream), device_pool, ctas)
-
-    def _layers(self, layers: object) -> range:
-        every = self.layout.layers
-        if layers is None:
-            return range(every)
-        if isinstance(layers, (int, np.integer)) and not isinstance(layers, bool):
-            layers = range(int(layers), int(layers) + 1)
-        if not isinstance(layers, range) or layers.step != 1 or not 0 <= layers.start < layers.stop <= every:
-            raise ArgumentError(f"layers must be a layer or a non-empty range inside 0 to {every}, not {layers!r}")
-        return layers
 
     def _open(self) -> None:
         if self.closed:
@@ -281,21 +300,3 @@ class HostPool:
                 return
             self._resources.release(timeout_s)
             self._finalizer.detach()
-
-
-def _whole(nbytes: int) -> int:
-    return -(-nbytes // posix.PAGE_NBYTES) * posix.PAGE_NBYTES
-
-
-def stream_handle(stream: object) -> StreamHandle:
-    """A stream's handle: from an integer, or from an object of torch, CuPy or cuda.core."""
-    if isinstance(stream, (int, np.integer)) and not isinstance(stream, bool):
-        return StreamHandle(int(stream))
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        return StreamHandle(int(protocol()[1]))
-    for attribute in ("cuda_stream", "ptr"):
-        handle = getattr(stream, attribute, None)
-        if isinstance(handle, int):
-            return StreamHandle(handle)
-    raise ArgumentError(f"stream must be a handle or a stream object, not {type(stream).__name__}")

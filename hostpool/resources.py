@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvferry.hostpool import domain, tables
 from kvferry.hostpool.backend import Backend
+from kvferry.hostpool.chunks import Chunking
 from kvferry.hostpool.engines.kernel import KernelEngine
-from kvferry.hostpool.layout import KVLayout
 from kvferry.hostpool.memory import PinnedMemory
 from kvferry.hostpool.plan import ComponentSide, Side
 from kvferry.hostpool.registration import Chunk
@@ -19,31 +21,38 @@ from kvferry.kernels_cubin.abi import TABLE_BY_PAGE
 class DeviceState:
     """A pool as one device sees it: its pointer domain, its page table, and the engine that moves its pages."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        device: int,
-        layout: KVLayout,
-        chunks: Sequence[Chunk],
-        pages: int,
-        pages_per_chunk: int,
-    ) -> None:
+    def __init__(self, backend: Backend, device: int, chunking: Chunking, chunks: Sequence[Chunk]) -> None:
         self.domain = domain.ask(backend.driver, device, chunks)
-        addresses = tables.page_addresses(self.domain.aliases, pages, pages_per_chunk, layout.page_nbytes)
+        self._chunking = chunking
+        # Where pages are one run, all components have the page's stride and share the entries.
+        strides = list(dict.fromkeys(s.page for s in chunking.strides()))
+        self._first_entry = {nbytes: number * chunking.pages for number, nbytes in enumerate(strides)}
+        addresses = np.concatenate(
+            [
+                tables.page_addresses(self.domain.aliases, chunking.pages, chunking.pages_per_chunk, nbytes)
+                for nbytes in strides
+            ]
+        )
         launcher = backend.launcher(device)
         self.table = tables.DeviceTable(backend.driver, device, addresses)
         try:
-            self.engine = KernelEngine(backend.driver, launcher, device, layout.layers)
+            self.engine = KernelEngine(backend.driver, launcher, device, chunking.layout.layers)
         except BaseException:
             self.table.release()
             raise
-        strides = [layout.strides(number) for number in range(len(layout.components))]
-        self.side = Side(
-            tuple(ComponentSide(self.table.entry(0), s.offset, 0, s.slot, s.layer, s.head) for s in strides),
+
+    def side(self, heads: range | None = None) -> Side:
+        """The pool's side of a transfer of all heads, or of some; ``LayoutError`` for a bad range."""
+        chunking, table = self._chunking, self.table
+        return Side(
+            tuple(
+                ComponentSide(table.entry(self._first_entry[s.page]), s.offset, 0, s.slot, s.layer, s.head)
+                for s in chunking.strides(heads)
+            ),
             TABLE_BY_PAGE,
-            pages * layout.page_tokens,
-            layout.page_tokens,
-            self.table.alignment,
+            chunking.pages * chunking.layout.page_tokens,
+            chunking.layout.page_tokens,
+            table.alignment,
         )
 
 

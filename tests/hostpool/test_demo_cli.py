@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from kvferry.hostpool import DevicePool, HostPool, Ticket
 from kvferry.hostpool.cli import main
+from kvferry.hostpool.layout import PageOrder
 from kvferry.kernels_cubin.manifest import Manifest
 
 DEMO = ["demo", "--platform", "stand-in"]
@@ -43,7 +45,7 @@ def test_demo_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["load_gbps"] > 0 < found["store_gbps"]
 
 
-@pytest.mark.parametrize("order", ["page_first", "page_first_direct"])
+@pytest.mark.parametrize("order", get_args(PageOrder))
 def test_demo_for_people(capsys: pytest.CaptureFixture[str], order: str) -> None:
     assert main([*DEMO, "--order", order]) == 0
     out = capsys.readouterr().out
@@ -81,7 +83,7 @@ def test_demo_on_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_arguments_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["demo", "--platform", "metal"], ["demo", "--order", "layer_first"], []):
+    for arguments in (["demo", "--platform", "metal"], ["demo", "--order", "token_first"], []):
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2

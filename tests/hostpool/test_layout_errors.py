@@ -35,7 +35,7 @@ def test_mla(name: str) -> None:
         (lambda: KVLayout((), 1, 1), "1 to 4 components, not 0"),
         (lambda: KVLayout(tuple(Component(str(n), 1, 1) for n in range(5)), 1, 1), "1 to 4 components, not 5"),
         (lambda: KVLayout((Component("k", 1, 1), Component("k", 1, 1)), 1, 1), "names must differ: k, k"),
-        (lambda: KVLayout((Component("k", 1, 1),), 1, 1, "layer_first"), "page_first, not 'layer_first'"),  # type: ignore[arg-type]
+        (lambda: KVLayout((Component("k", 1, 1),), 1, 1, "token_first"), "layer_first, not 'token_first'"),  # type: ignore[arg-type]
     ],
 )
 def test_components_and_order(make: Callable[[], object], message: str) -> None:

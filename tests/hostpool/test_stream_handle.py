@@ -10,7 +10,7 @@ import pytest
 from kvferry.drivers.errors import ArgumentError
 from kvferry.hostpool import HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
-from kvferry.hostpool.pool import stream_handle
+from kvferry.hostpool.streams import stream_handle
 
 from support.standin import GuardedCache
 

@@ -33,8 +33,9 @@ def store_through(
     """Store whole pages with ``addresses`` as the pool's page table."""
     state = pool._resources.devices[cache.device]
     table = DeviceTable(pool.backend.driver, cache.device, addresses)
-    components = tuple(replace(component, table=table.entry(0)) for component in state.side.components)
-    side = replace(state.side, components=components, alignment=table.alignment)
+    right = state.side()
+    components = tuple(replace(component, table=table.entry(0)) for component in right.components)
+    side = replace(right, components=components, alignment=table.alignment)
     kv = cache.pool(pool)
     plan = plan_transfer(pool.layout.components, kv.side, side, unit="page", layers=range(pool.layout.layers))
     return state.engine.submit(plan, pairs(on_device, on_host), stream, (kv, table))

@@ -17,7 +17,13 @@ THIRD_PARTY = {
     "kernels_cubin": {"cffi", "_cffi_backend", "numpy"},
     "hostpool": {"numpy"},
 }
-ONLY_IN = {"cuda": "launch_cuda.py", "hip": "launch_hip.py", "rocm": "launch_hip.py", "tqdm": "cli.py", "torch": "torch_calls.py"}
+ONLY_IN = {
+    "cuda": "launch_cuda.py",
+    "hip": "launch_hip.py",
+    "rocm": "launch_hip.py",
+    "torch": "torch_calls.py",
+    "tqdm": "cli.py",
+}
 
 
 def modules() -> list[Path]:

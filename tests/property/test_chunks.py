@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from kvferry.drivers import posix
 from kvferry.hostpool import Component, HostPool, KVLayout
 from kvferry.hostpool.backend import Backend
+from kvferry.hostpool.chunks import Chunking
 from kvferry.hostpool.tables import common_alignment, page_addresses
+
+from support.strategies import layouts
 
 GRANULE = 4096
 
@@ -87,3 +91,27 @@ def test_the_pool_registers_whole_system_pages_that_hold_its_pages(
             assert at >= ends
             ends = at + page_nbytes
             assert any(begin <= at and ends <= end for begin, end in spans)
+
+
+@given(layouts(), st.integers(1, 300), st.integers(1, 1 << 16))
+def test_layer_first_chunks_waste_less_than_a_page_each(layout: KVLayout, pages: int, chunk_nbytes: int) -> None:
+    layout = replace(layout, order="layer_first", head_groups=1)
+    chunking = Chunking.choose(layout, pages, chunk_nbytes)
+    spans, each = chunking.spans, chunking.pages_per_chunk
+    assert len(set(spans)) == 1  # one layer stride is good for all of them
+    assert each * layout.page_nbytes <= spans[0] < each * layout.page_nbytes + GRANULE
+    assert each * layout.page_nbytes <= max(chunk_nbytes, layout.page_nbytes)
+    assert 0 <= len(spans) * each - pages < len(spans)
+
+
+@given(layouts(), st.integers(1, 12), st.integers(1, 4))
+def test_runs_of_all_pages_are_disjoint_and_inside_the_chunks(layout: KVLayout, pages: int, most: int) -> None:
+    chunking = Chunking.choose(layout, pages, most * layout.page_nbytes)
+    bases = [(number + 1) << 40 for number in range(len(chunking.spans))]
+    runs = sorted(run for page in range(pages) for run in chunking.runs(bases, page))
+    assert all(before[0] + before[1] <= after[0] for before, after in itertools.pairwise(runs))
+    assert sum(nbytes for _, nbytes in runs) == pages * layout.page_nbytes
+    ends = dict(zip(bases, chunking.spans, strict=True))
+    for address, nbytes in runs:
+        base = address >> 40 << 40
+        assert address + nbytes <= base + ends[base]

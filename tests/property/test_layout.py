@@ -13,7 +13,7 @@ from kvferry.drivers.errors import LayoutError
 from kvferry.hostpool import KVLayout
 
 from support.model import page_offsets
-from support.strategies import layouts
+from support.strategies import head_ranges, layouts
 
 
 def begins(layout: KVLayout) -> list[tuple[int, int]]:
@@ -45,10 +45,63 @@ def test_the_order_is_the_one_that_is_promised(layout: KVLayout) -> None:
                 assert layout.offset(number, layer, slot, head) == expected
 
 
+@given(layouts(), st.integers(1, 4))
+def test_the_address_map_is_a_bijection_onto_a_chunk_of_pages(layout: KVLayout, pages: int) -> None:
+    hits = np.zeros(pages * layout.page_nbytes, np.int64)
+    for number, component in enumerate(layout.components):
+        axes = (range(pages), range(layout.layers), range(layout.page_tokens), range(component.heads))
+        for page, layer, slot, head in itertools.product(*axes):
+            begin = layout.offset(number, layer, slot, head, page=page, chunk_pages=pages)
+            hits[begin : begin + component.head_nbytes] += 1
+    assert (hits == 1).all()
+
+
+@given(layouts(), st.integers(1, 3), st.data())
+def test_strides_of_some_heads_lead_to_just_these_heads(layout: KVLayout, pages: int, data: st.DataObject) -> None:
+    """Entry by entry of the head axis, the bytes are those of the heads, in their order."""
+    heads = data.draw(st.none() | st.sampled_from(head_ranges(layout)))
+    for number, component in enumerate(layout.components):
+        s = layout.strides(number, heads, chunk_pages=pages)
+        axes = (range(pages), range(layout.layers), range(layout.page_tokens))
+        for page, layer, slot in itertools.product(*axes):
+            begin = s.offset + page * s.page + layer * s.layer + slot * s.slot
+            found = [begin + entry * s.head + byte for entry in range(s.heads) for byte in range(s.head_nbytes)]
+            expected = [
+                layout.offset(number, layer, slot, head, page=page, chunk_pages=pages) + byte
+                for head in heads or range(component.heads)
+                for byte in range(component.head_nbytes)
+            ]
+            assert found == expected
+
+
+@given(layouts(), st.integers(0, 9), st.integers(0, 9))
+def test_every_other_range_of_heads_is_an_error(layout: KVLayout, begin: int, end: int) -> None:
+    heads = range(begin, end)
+    if heads in head_ranges(layout):
+        assert all(layout.strides(number, heads).heads for number in range(len(layout.components)))
+    else:
+        with pytest.raises(LayoutError, match="heads"):
+            [layout.strides(number, heads) for number in range(len(layout.components))]
+
+
 @given(layouts())
-def test_page_first_direct_keeps_a_layer_and_page_first_a_token_together(layout: KVLayout) -> None:
-    for where in page_offsets(layout):
-        solid = where if layout.order == "page_first_direct" else where.transpose(1, 0, 2)
+def test_what_each_order_keeps_together(layout: KVLayout) -> None:
+    """A layer, a token, a head, or a group of heads is one run."""
+    found = page_offsets(layout)
+    if layout.order == "page_unified":
+        groups = [
+            np.sort(np.concatenate([np.split(where, layout.head_groups, axis=2)[group].ravel() for where in found]))
+            for group in range(layout.head_groups)
+        ]
+        assert all((np.diff(group) == 1).all() for group in groups)
+        return
+    for component, where in zip(layout.components, found, strict=True):
+        if layout.order == "page_first":
+            solid = where.transpose(1, 0, 2)
+        elif layout.order == "page_head":
+            solid = np.stack(np.split(where, component.heads, axis=2)).transpose(0, 2, 1, 3)
+        else:
+            solid = where
         assert (np.diff(solid.ravel()) == 1).all()
 
 

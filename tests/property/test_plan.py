@@ -12,14 +12,14 @@ from kvferry.hostpool import HostPool
 from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.plan import Unit
 
-from support.model import page_offsets, tokens_of
+from support.model import page_offsets, page_places, tokens_of
 from support.reference import Addresses, RecordingLauncher, moved_bytes, moved_words
 from support.standin import GuardedCache
 from support.strategies import Case, cases
 
 
-def expected(case: Case, cache: GuardedCache, aliases: list[int]) -> tuple[Addresses, Addresses]:
-    """The (device, host) address of every byte that a transfer moves."""
+def expected(case: Case, cache: GuardedCache, aliases: Addresses) -> tuple[Addresses, Addresses]:
+    """The (device, host) address of every byte that a transfer moves; ``aliases`` are those of (page, byte)."""
     offsets = page_offsets(case.layout)
     device, host = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for device_index, host_index in zip(case.on_device, case.on_host, strict=True):
@@ -29,11 +29,11 @@ def expected(case: Case, cache: GuardedCache, aliases: list[int]) -> tuple[Addre
         host_tokens = tokens_of(case.layout, host_index, case.unit)
         for device_token, host_token in zip(device_tokens, host_tokens, strict=True):
             page, slot = divmod(host_token, case.layout.page_tokens)
-            for number, component in enumerate(case.layout.components):
+            for number, row_nbytes in enumerate(cache.row_nbytes):
                 for layer in case.layers:
                     begin = cache.bases[number][layer] + device_token * cache.strides[number]
-                    device.append(begin + np.arange(component.row_nbytes))
-                    host.append(aliases[page] + offsets[number][layer, slot])
+                    device.append(begin + np.arange(row_nbytes))
+                    host.append(aliases[page][offsets[number][layer, slot][cache.in_row[number]]])
     return np.concatenate(device), np.concatenate(host)
 
 
@@ -44,12 +44,20 @@ def test_the_argument_block_says_exactly_what_the_layout_says(
 ) -> None:
     launcher = RecordingLauncher()
     recording = Backend(backend.driver, lambda device: launcher)
-    cache = GuardedCache(backend, case.layout, case.tokens, gap_nbytes=case.gap_nbytes, shift_nbytes=case.shift_nbytes)
+    cache = GuardedCache(
+        backend,
+        case.layout,
+        case.tokens,
+        gap_nbytes=case.gap_nbytes,
+        shift_nbytes=case.shift_nbytes,
+        heads=case.heads,
+    )
     with HostPool(case.layout, case.pages, backend=recording, chunk_nbytes=case.chunk_nbytes) as pool:
         chunks = zip(pool.domain().aliases, pool._resources.memory.chunks, strict=True)
         delta = {int(chunk.address): int(alias) - chunk.address for alias, chunk in chunks}
-        at = [pool.page_address(page) for page in range(case.pages)]
-        aliases = [address + delta[max(base for base in delta if base <= address)] for address in at]
+        places, bases = page_places(pool), np.array(sorted(delta))
+        chunk = np.searchsorted(bases, places, side="right") - 1
+        aliases = places + np.array([delta[base] for base in bases.tolist()])[chunk]
         kv, unit = cache.pool(pool), cast("Unit", case.unit)
         tickets = [
             pool.store(kv, case.on_device, case.on_host, stream=stream, unit=unit, layers=case.layers),
@@ -68,8 +76,7 @@ def test_the_argument_block_says_exactly_what_the_layout_says(
             assert not (src_words % word).any()
             assert not (dst_words % word).any()
             assert int(launch.args["tasks_per_layer"]) * len(case.layers) < 2**31
-        row_nbytes = sum(component.row_nbytes for component in case.layout.components)
-        pair_nbytes = row_nbytes * len(case.layers) * (case.layout.page_tokens if case.unit == "page" else 1)
+        pair_nbytes = sum(cache.row_nbytes) * len(case.layers) * (case.layout.page_tokens if case.unit == "page" else 1)
         assert [ticket.nbytes for ticket in tickets] == [len(case.on_device) * pair_nbytes] * 2
     cache.free()
 
@@ -83,12 +90,14 @@ def test_the_widest_word_that_fits_is_taken(backend: Backend, stream: StreamHand
     cache = GuardedCache(backend, case.layout, case.tokens)
     with HostPool(case.layout, case.pages, backend=recording) as pool:
         pool.store(cache.pool(pool), [0], [0], stream=stream)
-        divisor = np.gcd.reduce([component.row_nbytes for component in case.layout.components])
-        page = case.layout.page_nbytes
-        word = moved_words(launcher.launches[0], [0], [0])[0]
-        if all(number % 16 == 0 for number in (divisor, page)):
+        layout, word = case.layout, moved_words(launcher.launches[0], [0], [0])[0]
+        # What a row of the host page is in; a page of a single row may have the pieces one after the other.
+        pieces = [component.row_nbytes // layout.head_groups for component in layout.components]
+        if layout.order == "page_head":
+            pieces = [component.head_nbytes for component in layout.components]
+        if layout.layers * layout.page_tokens == 1 and (layout.order == "page_head" or len(pieces) == 1):
+            pieces = [component.row_nbytes for component in layout.components]
+        if all(nbytes % 16 == 0 for nbytes in pieces):
             assert word == 16
-        assert divisor % word == 0 or all(
-            component.row_nbytes * case.layout.page_tokens % word == 0 for component in case.layout.components
-        )
+        assert all(nbytes * layout.page_tokens % word == 0 for nbytes in pieces)
     cache.free()

@@ -12,7 +12,7 @@ from kvferry.hostpool import HostPool
 from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.plan import Unit
 
-from support.model import apply, host_pages, scramble_pool
+from support.model import apply, host_pages, scramble_pool, spare_bytes
 from support.standin import GuardedCache
 from support.strategies import Case, cases
 
@@ -24,11 +24,18 @@ def test_store_then_load_moves_exactly_these_bytes(backend: Backend, stream: Str
     on_device, on_host = np.array(case.on_device, dtype), np.array(case.on_host, dtype)
     unit = cast("Unit", case.unit)
     cache = GuardedCache(
-        backend, case.layout, case.tokens, gap_nbytes=case.gap_nbytes, shift_nbytes=case.shift_nbytes, seed=1
+        backend,
+        case.layout,
+        case.tokens,
+        gap_nbytes=case.gap_nbytes,
+        shift_nbytes=case.shift_nbytes,
+        seed=1,
+        heads=case.heads,
     )
     with HostPool(case.layout, case.pages, backend=backend, chunk_nbytes=case.chunk_nbytes) as pool:
         scramble_pool(pool, 2)
         pages, model, kv = host_pages(pool), cache.copy(), cache.pool(pool)
+        spare = spare_bytes(pool)
 
         def both(storing: bool) -> None:
             apply(
@@ -41,6 +48,7 @@ def test_store_then_load_moves_exactly_these_bytes(backend: Backend, stream: Str
                 layers=case.layers,
             )
             np.testing.assert_array_equal(host_pages(pool), pages)
+            np.testing.assert_array_equal(spare_bytes(pool), spare)
             cache.assert_equals(model)
 
         original = cache.copy()

@@ -85,7 +85,8 @@ class GuardedCache:
     """A layer-first KV cache in device memory, with room that nobody may touch around and between its rows.
 
     ``gap_nbytes`` lie between rows, ``shift_nbytes`` misalign every base. ``blocks`` are whole allocations, guards
-    included; ``rows`` the rows in them, by component and layer.
+    included; ``rows`` the rows in them, by component and layer. With ``heads`` the rows have these heads of the layout
+    alone; ``in_row`` says by component which bytes of the layout's row they are.
     """
 
     def __init__(
@@ -98,14 +99,23 @@ class GuardedCache:
         gap_nbytes: int = 0,
         shift_nbytes: int = 0,
         seed: int = 0,
+        heads: range | None = None,
     ) -> None:
+        self.heads = heads
+        self.in_row = [
+            slice(0, component.row_nbytes)
+            if heads is None
+            else slice(heads.start * component.head_nbytes, heads.stop * component.head_nbytes)
+            for component in layout.components
+        ]
+        self.row_nbytes = [part.stop - part.start for part in self.in_row]
         self._backend, self.layout, self.tokens, self.device = backend, layout, tokens, device
         self.blocks: list[Bytes] = []
         self.rows: list[list[Bytes]] = []
         self.bases: list[list[int]] = []
-        self.strides = [component.row_nbytes + gap_nbytes for component in layout.components]
+        self.strides = [row + gap_nbytes for row in self.row_nbytes]
         self._addresses: list[DeviceAddress] = []
-        for component, stride in zip(layout.components, self.strides, strict=True):
+        for row, stride in zip(self.row_nbytes, self.strides, strict=True):
             self.rows.append([])
             self.bases.append([])
             for _ in range(layout.layers):
@@ -117,7 +127,7 @@ class GuardedCache:
                 begin = GUARD_NBYTES + shift_nbytes
                 self.blocks.append(block)
                 every = block[begin : begin + tokens * stride].reshape(tokens, stride)
-                self.rows[-1].append(every[:, : component.row_nbytes])
+                self.rows[-1].append(every[:, :row])
                 self.bases[-1].append(address + begin)
         self.scramble(seed)
 
@@ -131,16 +141,17 @@ class GuardedCache:
         """The same shape and bytes in ordinary memory: a model to apply a transfer to."""
         twin = GuardedCache.__new__(GuardedCache)
         twin.layout, twin.tokens, twin.strides = self.layout, self.tokens, self.strides
+        twin.heads, twin.in_row, twin.row_nbytes = self.heads, self.in_row, self.row_nbytes
         twin.blocks = [block.copy() for block in self.blocks]
         twin.rows, twin.bases = [], self.bases
         blocks = iter(zip(twin.blocks, self._addresses, strict=True))
-        for number, component in enumerate(self.layout.components):
+        for number, row in enumerate(self.row_nbytes):
             twin.rows.append([])
             for base in self.bases[number]:
                 block, address = next(blocks)
                 begin, stride = base - address, self.strides[number]
                 every = block[begin : begin + self.tokens * stride].reshape(self.tokens, stride)
-                twin.rows[-1].append(every[:, : component.row_nbytes])
+                twin.rows[-1].append(every[:, :row])
         return twin
 
     def assert_equals(self, model: GuardedCache) -> None:
@@ -152,11 +163,12 @@ class GuardedCache:
         """This cache described for transfers with ``pool``."""
         layers = {
             component.name: [
-                CudaArray(base, (self.tokens, component.row_nbytes), strides=(stride, 1)) for base in self.bases[number]
+                CudaArray(base, (self.tokens, self.row_nbytes[number]), strides=(stride, 1))
+                for base in self.bases[number]
             ]
             for number, (component, stride) in enumerate(zip(self.layout.components, self.strides, strict=True))
         }
-        return pool.device_pool(layers, device=self.device)
+        return pool.device_pool(layers, device=self.device, heads=self.heads)
 
     def free(self) -> None:
         with self._backend.driver.context(self.device):

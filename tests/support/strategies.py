@@ -19,9 +19,32 @@ _head_nbytes = st.one_of(st.integers(1, 48), st.sampled_from(SEEN_ROW_NBYTES))
 @st.composite
 def layouts(draw: st.DrawFn) -> KVLayout:
     count = draw(st.integers(1, 4))
-    components = tuple(Component(f"c{number}", draw(st.integers(1, 4)), draw(_head_nbytes)) for number in range(count))
     order: PageOrder = draw(st.sampled_from(get_args(PageOrder)))
-    return KVLayout(components, draw(st.integers(1, 4)), draw(st.integers(1, 6)), order)
+    groups = draw(st.integers(1, 3)) if order == "page_unified" else 1
+    in_group = st.integers(1, 3) if groups > 1 else st.integers(1, 4)
+    heads = in_group.map(lambda each: each * groups)
+    if draw(st.booleans()):  # as K and V have it, with more ranges of heads that are good for all
+        heads = st.just(draw(heads))
+    components = tuple(Component(f"c{number}", draw(heads), draw(_head_nbytes)) for number in range(count))
+    return KVLayout(components, draw(st.integers(1, 4)), draw(st.integers(1, 6)), order, groups)
+
+
+def head_ranges(layout: KVLayout) -> list[range]:
+    """Every range of heads that a device pool may have, found head by head."""
+    fewest = min(component.heads for component in layout.components)
+    ranges = [range(begin, end) for begin in range(fewest) for end in range(begin + 1, fewest + 1)]
+    if layout.order != "page_unified":
+        return ranges
+    return [heads for heads in ranges if all(_fits_groups(layout, each, heads) for each in layout.components)]
+
+
+def _fits_groups(layout: KVLayout, component: Component, heads: range) -> bool:
+    each = component.heads // layout.head_groups
+    members = [
+        [head for head in range(component.heads) if head // each == group] for group in range(layout.head_groups)
+    ]
+    met = [group for group in members if set(group) & set(heads)]
+    return len(met) == 1 or all(set(group) <= set(heads) for group in met)
 
 
 @dataclass(frozen=True)
@@ -39,6 +62,7 @@ class Case:
     on_host: list[int]
     layers: range
     wide: bool
+    heads: range | None
 
 
 @st.composite
@@ -66,4 +90,5 @@ def cases(draw: st.DrawFn) -> Case:
         on_host=sides[1],
         layers=range(begin, draw(st.integers(begin + 1, layout.layers))),
         wide=draw(st.booleans()),
+        heads=draw(st.none() | st.sampled_from(head_ranges(layout))),
     )
