@@ -84,6 +84,18 @@ def test_register_and_unregister(monkeypatch: pytest.MonkeyPatch, granularity: i
     assert not host_tensors._registered
 
 
+def test_page_locked_memory_stays_when_its_tensor_is_dropped() -> None:
+    """Unmapped under a registration it would be somebody else's memory that the device writes to."""
+    tensor = alloc_with_host_register((64, 64), torch.uint8, "cpu", True, HostTensorAllocator())
+    address = tensor.data_ptr()
+    del tensor
+    gc.collect()
+    assert mapped(address)
+    _cuda_host_unregister(host_tensors._registered[address][1])
+    gc.collect()
+    assert not mapped(address)
+
+
 def test_chunks_of_a_large_tensor() -> None:
     limit = 1 << 30
     spans = host_tensors._spans(0, 5 * limit // 2, 3 << 20)

@@ -248,3 +248,13 @@ def test_a_repeated_shape_is_planned_once(world: World, mover: Mover) -> None:
         for layer in range(2):
             io.transfer_kv_per_layer_mla(src.tensors[layer], dst.tensors[layer], [1], [2], 64)
     assert len(mover._plans) == 2
+
+
+def test_addresses_in_tables_need_not_be_divisible_by_16(world: World, mover: Mover) -> None:
+    """Nobody has seen them on the host, so words of 8 bytes are the widest, as in the original."""
+    src, dst = (LayerFirst(world, LAYERS, 8, 96, on_device=side, shift=8) for side in (True, False))
+    io.transfer_kv_all_layer_mla(src.table(world), dst.table(world), [1, 5], [7, 0], 96, LAYERS)
+    copy_rows(src, dst, [(1, 7), (5, 0)], EVERY_LAYER)
+    assert [entry.plan.word_nbytes for entry in mover._plans.values()] == [8]
+    world.finish()
+    world.assert_as_modelled()
