@@ -27,6 +27,11 @@ class DeviceArray:
     owner: object
     """Keeps the memory alive."""
 
+    @property
+    def extent_nbytes(self) -> int:
+        """Bytes from the first element's to the last one's end, gaps included."""
+        return extent_nbytes(self.shape, self.strides, self.itemsize)
+
     def describe(self) -> str:
         """Shape and strides, for messages."""
         return f"shape {self.shape}, strides {self.strides} bytes, {self.itemsize}-byte elements"
@@ -38,6 +43,13 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return tuple(strides)
+
+
+def extent_nbytes(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
+    """Bytes from the first element's to the last one's end; nothing where there are no elements."""
+    if not all(shape):
+        return 0
+    return itemsize + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
 
 def device_array(array: object) -> DeviceArray | None:

@@ -7,7 +7,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -192,7 +192,13 @@ class HostPool:
         return np.frombuffer(posix.buffer(self.page_address(page), self.layout.page_nbytes), np.uint8)
 
     def device_pool(
-        self, layers: LayerArrays, *, device: int = 0, tokens: int | None = None, heads: range | None = None
+        self,
+        layers: LayerArrays,
+        *,
+        device: int = 0,
+        tokens: int | None = None,
+        heads: range | None = None,
+        row_strides: Mapping[str, int] | None = None,
     ) -> DevicePool:
         """Describe a layer-first KV cache on ``device`` for transfers with this pool; see ``DevicePool``.
 
@@ -200,7 +206,9 @@ class HostPool:
         pages alone.
         """
         self._state(device)
-        return DevicePool(self.backend.driver, self.layout, layers, device=device, tokens=tokens, heads=heads)
+        return DevicePool(
+            self.backend.driver, self.layout, layers, device=device, tokens=tokens, heads=heads, row_strides=row_strides
+        )
 
     def store(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry.drivers.errors import ArgumentError
-from kvferry.hostpool.arrays import contiguous_strides, device_array
+from kvferry.hostpool.arrays import contiguous_strides, device_array, extent_nbytes
 
 
 class KVCacheIOError(ArgumentError, RuntimeError):
@@ -35,10 +35,7 @@ class Operand:
     @property
     def extent_nbytes(self) -> int:
         """Bytes from the first element's to the last one's end, gaps included."""
-        if not all(self.shape):
-            return 0
-        steps = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
-        return steps + self.itemsize
+        return extent_nbytes(self.shape, self.strides, self.itemsize)
 
     def describe(self) -> str:
         """For messages."""

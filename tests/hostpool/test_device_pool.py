@@ -91,6 +91,41 @@ def test_shapes_that_are_not(
         describe(backend, CudaArray(4096, shape, "|u1", strides))
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_rows_where_the_caller_says_they_are(backend: Backend, stream: StreamHandle, plain: bool) -> None:
+    """An array whose shape is ambiguous, and an address, with the distance from token to token."""
+    with backend.driver.context(0):
+        base = backend.driver.device_alloc(8 * 40)
+    content = memory(base, 8 * 40)
+    content[:] = np.random.default_rng(1).integers(0, 256, content.size, np.uint8)
+    array = base if plain else CudaArray(base, (5, 64), "|u1")
+    with pytest.raises(ArgumentError, match=r"say how many tokens|row_strides="):
+        describe(backend, array)
+    with HostPool(LAYOUT, 3, backend=backend) as pool:
+        kv = pool.device_pool({"latent": [array]}, tokens=8, row_strides={"latent": 40})
+        pool.store(kv, range(8), range(4, 12), stream=stream, unit="token").synchronize()
+        stored = np.concatenate([pool.page_view(page) for page in (1, 2)]).reshape(8, 24)
+        np.testing.assert_array_equal(stored, content.reshape(8, 40)[:, :24])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "strides", "message"),
+    [
+        (8, {"latent": 23}, "the rows of layer 0 of latent overlap: 24 bytes each, and 23"),
+        (8, {"latent": True}, "overlap"),
+        (8, {"k": 40}, r"row strides of \['k'\] were given, the layout has \['latent'\]"),
+        (None, {"latent": 40}, "the row stride of layer 0 of latent was given: say how many tokens"),
+        (9, {"latent": 40}, "9 rows of layer 0 of latent take 344 bytes, it has 320"),
+    ],
+)
+def test_row_strides_that_cannot_be(
+    backend: Backend, tokens: int | None, strides: dict[str, int], message: str
+) -> None:
+    array = CudaArray(4096, (5, 64), "|u1")
+    with pytest.raises(ArgumentError, match=message):
+        DevicePool(backend.driver, LAYOUT, {"latent": [array]}, device=0, tokens=tokens, row_strides=strides)
+
+
 @pytest.mark.parametrize(
     ("given", "tokens", "message"),
     [
