@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from kvferry.drivers.errors import KVFerryError
 from kvferry.drivers.protocol import Platform
-from kvferry.hostpool import demo
+from kvferry.hostpool import demo, doctor
 from kvferry.hostpool.backend import first_backend, open_backend
 from kvferry.hostpool.layout import PageOrder
 from kvferry.kernels_cubin.manifest import Manifest
@@ -39,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = commands.add_parser("artefacts", help="list and verify every shipped kernel binary")
     command.add_argument("--json", action="store_true", help="print a list of objects")
     command.set_defaults(run=_artefacts)
+
+    command = commands.add_parser("doctor", help="what is here, whether the main job works, and what to do if not")
+    command.add_argument("--platform", choices=get_args(Platform), help="instead of the first that works")
+    command.add_argument("--json", action="store_true", help="print one object")
+    command.set_defaults(run=_doctor)
 
     options = parser.parse_args(arguments)
     try:
@@ -96,6 +101,12 @@ def _artefacts(options: argparse.Namespace) -> int:
     for line in bad:
         print(f"kvferry: {line}", file=sys.stderr)
     return 1 if bad else 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    report = doctor.examine(options.platform)
+    print(json.dumps(report.as_json()) if options.json else "\n".join(doctor.lines(report)))
+    return 0 if report.ok else 1
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from kvferry.hostpool.chunks import Chunking
 from kvferry.hostpool.device_pool import DevicePool, LayerArrays
 from kvferry.hostpool.domain import PointerDomain
 from kvferry.hostpool.layout import KVLayout
+from kvferry.hostpool.limits import preflight
 from kvferry.hostpool.mapping import Progress
 from kvferry.hostpool.memory import DriverMemory, MemoryKind, PinnedMemory, RegisteredMemory, default_kind
 from kvferry.hostpool.pages import PageAllocator
@@ -47,8 +48,9 @@ class HostPool:
     end on page boundaries (a page that is larger gets a chunk of its own); ``Chunking`` says how pages are spread over
     them. ``progress`` is called with (bytes, bytes in all) while the memory is obtained.
 
-    Raises ``HostMemoryError`` when the system has no memory, a ``DriverError`` when page-locking fails; either way
-    nothing is left behind. Use it as a context manager, or call ``close``.
+    Raises ``HostMemoryError`` when the system has no memory, before any is taken where a limit shows it, and a
+    ``DriverError`` when page-locking fails; either way nothing is left behind. Use it as a context manager, or call
+    ``close``.
 
     Thread-safe. Pages are numbers from 0 on; ``allocate`` and ``free`` keep book of them for callers who want that,
     transfers take any page.
@@ -85,6 +87,7 @@ class HostPool:
         self._lock = threading.Lock()
 
         spans = self._chunking.spans
+        preflight(sum(spans))
         held: PinnedMemory
         if kind == "registered":
             owner = f"a pool of {pages} pages"

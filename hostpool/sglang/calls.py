@@ -57,7 +57,7 @@ def layer_first(what: str, tensor: Any, item_size: int, heads: int = 1) -> Place
 
 def by_table(what: str, table: Any, item_size: int, layers: int, heads: int = 1) -> Place:
     positive(item_size=item_size, num_layers=layers)
-    found = layer_table(what, table, layers)
+    found = layer_table(what, table, layers, exact=what.startswith("src"))  # as sgl_kernel has it
     return Place(
         layer_table=found, page_nbytes=item_size, slot_nbytes=item_size, head_nbytes=item_size // heads
     )  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvferry.drivers import posix
 from kvferry.drivers.protocol import HostAddress
+from kvferry.hostpool.limits import preflight
 from kvferry.hostpool.mapping import HostMapping
 from kvferry.hostpool.registration import Chunk, Registration
 from kvferry.hostpool.sglang import torch_calls
@@ -36,6 +37,7 @@ class HostTensorAllocator:
         if torch_calls.device_index(device) is not None:
             raise KVCacheIOError(f"host tensors are on the CPU, not on {device}")
         nbytes = max(1, math.prod(dims) * torch_calls.element_nbytes(dtype))
+        preflight(nbytes)
         mapping = HostMapping(nbytes)
         try:
             mapping.populate()

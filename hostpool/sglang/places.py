@@ -53,12 +53,12 @@ class Bases:
     pieces: tuple[tuple[int, int], ...] = field(default=())
 
 
-def layer_table(what: str, tensor: Any, layers: int) -> Operand:
-    """A table of ``layers`` addresses, checked."""
+def layer_table(what: str, tensor: Any, layers: int, *, exact: bool) -> Operand:
+    """A table of ``layers`` addresses, checked; unless ``exact`` it may have more."""
     table = operand(what, tensor).gapless()
     if not table.on_device or table.itemsize != 8 or len(table.shape) != 1:
         raise KVCacheIOError(f"{what} must be one row of uint64 on the device, not {table.describe()}")
-    if table.shape[0] != layers:
+    if table.shape[0] < layers or (exact and table.shape[0] != layers):
         raise KVCacheIOError(f"{what} has {table.shape[0]} addresses for {layers} layers")
     return table
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvferry.drivers import posix
-from kvferry.drivers.errors import AlreadyRegistered, DriverError
+from kvferry.drivers.errors import AlreadyRegistered, DriverError, HostMemoryError
 from kvferry.drivers.protocol import HostAddress
 from kvferry.hostpool.backend import Backend, stand_in
 from kvferry.hostpool.sglang import (
@@ -62,6 +62,11 @@ def test_an_allocated_tensor_is_zeros_and_goes_with_its_last_view() -> None:
     gc.collect()
     assert not mapped(address)
     assert HostTensorAllocator().allocate((0, 8), dtype=torch.float16).shape == (0, 8)
+
+
+def test_more_than_there_is_is_refused_before_any_is_taken() -> None:
+    with pytest.raises(HostMemoryError, match="was refused, and nothing taken"):
+        HostTensorAllocator().allocate((1 << 50,), dtype=torch.uint8)
 
 
 @pytest.mark.parametrize("granularity", [None, 3072])
