@@ -1,12 +1,14 @@
 """Other people's device arrays as an address, a shape and strides, without importing their libraries.
 
-Taken from ``__cuda_array_interface__`` (torch, CuPy, Numba; torch on ROCm too), else from DLPack (JAX and others).
+Taken from torch's tensors by their methods, since torch's ``__cuda_array_interface__`` raises for 8-bit floats and for
+tensors that require a gradient; else from ``__cuda_array_interface__`` (CuPy, Numba), else from DLPack (JAX, ...).
 """
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 from kvferry.drivers.errors import ArgumentError
 
@@ -54,6 +56,8 @@ def extent_nbytes(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
 
 def device_array(array: object) -> DeviceArray | None:
     """``array`` as a ``DeviceArray``, or ``None`` when it is not an array in device memory."""
+    if getattr(array, "is_cuda", None) is True and hasattr(array, "data_ptr"):
+        return _from_torch(array)
     interface = getattr(array, "__cuda_array_interface__", None)
     if interface is not None:
         shape, typestr = tuple(interface["shape"]), str(interface["typestr"])
@@ -64,6 +68,17 @@ def device_array(array: object) -> DeviceArray | None:
     if ask_device is not None and int(ask_device()[0]) in _DLPACK_DEVICES:
         return _from_dlpack(array)
     return None
+
+
+def _from_torch(tensor: Any) -> DeviceArray:
+    """A tensor of torch, on CUDA or ROCm, of any element type."""
+    itemsize, dtype = int(tensor.element_size()), tensor.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        kind = "f" if dtype.is_floating_point else "c"
+    else:
+        kind = "b" if str(dtype) == "torch.bool" else "i" if dtype.is_signed else "u"
+    strides = tuple(int(stride) * itemsize for stride in tensor.stride())
+    return DeviceArray(int(tensor.data_ptr()), tuple(tensor.shape), strides, itemsize, kind, tensor)
 
 
 class _DLTensor(ctypes.Structure):

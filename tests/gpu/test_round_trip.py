@@ -137,3 +137,19 @@ def test_more_than_four_gigabytes(backend: Backend, stream: StreamHandle) -> Non
         torch.cuda.synchronize()
         pool.load(kv, [7, 2, 0, 5, 3], picked, stream=stream).synchronize()
     assert torch.equal(rows[torch.from_numpy(picked).cuda()].cpu(), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.float32], ids=str)
+def test_caches_of_any_element_type(backend: Backend, stream: StreamHandle, dtype: torch.dtype) -> None:
+    """Tensors as a model has them, one that requires a gradient among them."""
+    layout = KVLayout.mla(layers=2, latent_size=576, element_nbytes=dtype.itemsize, page_tokens=16)
+    rows = [torch.randn((64, 576), device="cuda").to(dtype) for _ in range(2)]
+    if dtype is torch.float32:
+        rows[0].requires_grad_()
+    want = [layer.detach().view(torch.uint8).cpu() for layer in rows]
+    back = [torch.zeros_like(layer.detach()) for layer in rows]
+    torch.cuda.synchronize()
+    with HostPool(layout, 4, backend=backend) as pool:
+        pool.store(pool.device_pool({"latent": rows}), range(4), range(4), stream=stream).synchronize()
+        pool.load(pool.device_pool({"latent": back}), range(4), range(4), stream=stream).synchronize()
+    assert all(torch.equal(layer.view(torch.uint8).cpu(), bytes_) for layer, bytes_ in zip(back, want, strict=True))

@@ -125,3 +125,42 @@ def test_contiguous_strides_are_numpys(shape: tuple[int, ...]) -> None:
         assert contiguous_strides(shape, 4) == np.zeros(shape, np.float32).strides
     else:
         assert len(contiguous_strides(shape, 4)) == len(shape)
+
+
+class OnGpu:
+    """A torch tensor that says it is on a GPU, and raises where torch's do."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self.is_cuda = tensor, True
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        raise KeyError(self._tensor.dtype)  # as torch does for 8-bit floats
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tensor, name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        (torch.float8_e4m3fn, "f"),
+        (torch.float8_e5m2, "f"),
+        (torch.bfloat16, "f"),
+        (torch.complex64, "c"),
+        (torch.int64, "i"),
+        (torch.int32, "i"),
+        (torch.uint8, "u"),
+        (torch.uint64, "u"),
+        (torch.bool, "b"),
+    ],
+    ids=str,
+)
+def test_torch_tensors_of_every_element_type(dtype: torch.dtype, kind: str) -> None:
+    """Caches of 8-bit floats too, for which torch's own interface raises."""
+    tensor = torch.zeros((4, 6, 8), dtype=dtype)[:, ::2]
+    found = device_array(OnGpu(tensor))
+    assert found is not None
+    assert (found.address, found.shape, found.kind) == (tensor.data_ptr(), (4, 3, 8), kind)
+    assert found.strides == tuple(stride * dtype.itemsize for stride in (48, 16, 1))
+    assert device_array(tensor) is None, "on the CPU"
