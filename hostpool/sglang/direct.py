@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvferry.hostpool.arrays import device_array
-from kvferry.hostpool.sglang.calls import layer_first, move, positive
+from kvferry.hostpool.sglang.calls import move, positive
 from kvferry.hostpool.sglang.mover import Rows
 from kvferry.hostpool.sglang.operands import KVCacheIOError, Operand, operand
 from kvferry.hostpool.sglang.places import Place
@@ -142,10 +142,8 @@ def transfer_embedding_ranges_direct(
     within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     if not within.size or not a.shape[1]:
         return
-    row = a.shape[1] * a.itemsize
-    places = [layer_first(matrix.what, matrix.owner, row) for matrix in (a, b)]
     given = [np.repeat(begins, counts) + within for begins in (sources, targets)]
-    move([places[0]], [places[1]], Rows((row,)), given[0], given[1])
+    move([_layers_place([a])], [_layers_place([b])], Rows((a.rows()[1],)), given[0], given[1])
 
 
 def _dtype(tensor: Any) -> str:

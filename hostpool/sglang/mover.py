@@ -15,13 +15,12 @@ import numpy as np
 from kvferry.drivers.errors import ArgumentError, KVFerryError, NotSupported
 from kvferry.drivers.protocol import DeviceAddress, HostMemoryDriver, StreamHandle
 from kvferry.hostpool import indices
-from kvferry.hostpool.arrays import DeviceArray
 from kvferry.hostpool.backend import Backend, first_backend
 from kvferry.hostpool.engines.kernel import KernelEngine
 from kvferry.hostpool.layout import Component
 from kvferry.hostpool.plan import ComponentSide, Plan, Side, plan_transfer
 from kvferry.hostpool.sglang import torch_calls
-from kvferry.hostpool.sglang.operands import KVCacheIOError, Operand, operand
+from kvferry.hostpool.sglang.operands import KVCacheIOError, Operand, on_device
 from kvferry.hostpool.sglang.places import Bases, Place, bases, page_entries
 from kvferry.hostpool.tables import DeviceTable
 from kvferry.kernels_cubin import abi
@@ -99,7 +98,8 @@ class Mover:
             raise KVCacheIOError(str(error)) from error
         if not pairs.count:
             return
-        device = self.device_of(*map(_index_operand, pairs.device or ()), *tensors)
+        given = [on_device("index tensor", array, array.owner) for array in pairs.device or ()]
+        device = self.device_of(*given, *tensors)
         with self.driver.context(device):
             where = [[bases(self.driver, place) for place in side] for side in (src, dst)]
         entry = self._entry(device, src, dst, where, rows)
@@ -172,10 +172,6 @@ class Mover:
         """Wait for what is in flight, and give everything back."""
         self._finalizer()
         self._plans.clear()
-
-
-def _index_operand(array: DeviceArray) -> Operand:
-    return operand("index tensor", array.owner)
 
 
 def _entries(side: Sequence[Place], found: Sequence[Bases]) -> tuple[list[np.ndarray[Any, np.dtype[np.uint64]]], int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry.drivers.errors import ArgumentError
-from kvferry.hostpool.arrays import contiguous_strides, device_array, extent_nbytes
+from kvferry.hostpool.arrays import DeviceArray, contiguous_strides, device_array, extent_nbytes
 
 
 class KVCacheIOError(ArgumentError, RuntimeError):
@@ -65,12 +65,17 @@ class Operand:
                 raise KVCacheIOError(f"{self.what} is not contiguous: {self.describe()}")
 
 
+def on_device(what: str, found: DeviceArray, owner: object) -> Operand:
+    """A tensor that was found to be in device memory; ``owner`` is the tensor itself."""
+    index = getattr(getattr(owner, "device", None), "index", None)
+    return Operand(what, found.address, found.shape, found.strides, found.itemsize, True, index, owner)
+
+
 def operand(what: str, tensor: Any) -> Operand:
     """``tensor`` of torch, CuPy, numpy or whoever shows it by protocol; ``KVCacheIOError`` for anything else."""
     found = device_array(tensor)
     if found is not None:
-        index = getattr(getattr(tensor, "device", None), "index", None)
-        return Operand(what, found.address, found.shape, found.strides, found.itemsize, True, index, tensor)
+        return on_device(what, found, tensor)
     if all(hasattr(tensor, name) for name in ("data_ptr", "stride", "element_size", "shape")):
         itemsize = int(tensor.element_size())
         strides = tuple(int(stride) * itemsize for stride in tensor.stride())

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from kvferry.drivers.protocol import HostMemoryDriver
+from kvferry.hostpool.backend import Backend
+from kvferry.kernels_cubin.launch_cuda import CudaLauncher
+from kvferry.kernels_cubin.launch_hip import HipLauncher
+from kvferry.kernels_cubin.manifest import Manifest
 
 from fakes.build import build_fake, host_kernels
 from fakes.cuda import FakeCuda
@@ -49,3 +53,13 @@ def bench(request: pytest.FixtureRequest, fakes_dir: Path) -> Iterator[Bench]:
 def driver(bench: Bench) -> HostMemoryDriver:
     """A driver on one device."""
     return bench.driver()
+
+
+@pytest.fixture
+def backend(bench: Bench, kernels_library: Path) -> Backend:
+    """A backend on the fake, whose launches run the kernels' host build through the vendor's real bindings."""
+    bench.fake.set_kernels(kernels_library)
+    driver = bench.driver()
+    if driver.platform == "cuda":
+        return Backend(driver, lambda device: CudaLauncher(driver, device, Manifest.load()))
+    return Backend(driver, lambda device: HipLauncher(driver, device, Manifest.load()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,20 +12,9 @@ from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.cli import main
 from kvferry.hostpool.doctor import Report
 from kvferry.kernels_cubin.launch_cuda import CudaLauncher
-from kvferry.kernels_cubin.launch_hip import HipLauncher
-from kvferry.kernels_cubin.manifest import Manifest
 
 from fakes.vendors import Bench
 from support.process import run_python
-
-
-@pytest.fixture
-def backend(bench: Bench, kernels_library: Path) -> Backend:
-    bench.fake.set_kernels(kernels_library)
-    driver = bench.driver()
-    if driver.platform == "cuda":
-        return Backend(driver, lambda device: CudaLauncher(driver, device, Manifest.load()))
-    return Backend(driver, lambda device: HipLauncher(driver, device, Manifest.load()))
 
 
 def report_on(backend: Backend) -> Report:

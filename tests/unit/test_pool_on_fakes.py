@@ -27,9 +27,6 @@ from kvferry.hostpool.backend import Backend
 from kvferry.hostpool.mapping import HostMapping
 from kvferry.hostpool.memory import MemoryKind
 from kvferry.hostpool.registration import Chunk, Registration
-from kvferry.kernels_cubin.launch_cuda import CudaLauncher
-from kvferry.kernels_cubin.launch_hip import HipLauncher
-from kvferry.kernels_cubin.manifest import Manifest
 
 from fakes.cuda import FakeCuda
 from fakes.memory import bytes_at, pattern, put_at
@@ -44,15 +41,6 @@ SHORT_CHUNK_NBYTES = 2 * 4096  # two pages of 3072 bytes, in whole pages of the 
 TOKENS = 64
 ROW_NBYTES = 64
 STREAM_WAIT_VALUE = {"cuda": (92, 122), "hip": (10013,)}  # the attributes that tell
-
-
-@pytest.fixture
-def backend(bench: Bench, kernels_library: Path) -> Backend:
-    bench.fake.set_kernels(kernels_library)
-    driver = bench.driver()
-    if driver.platform == "cuda":
-        return Backend(driver, lambda device: CudaLauncher(driver, device, Manifest.load()))
-    return Backend(driver, lambda device: HipLauncher(driver, device, Manifest.load()))
 
 
 def make_pool(backend: Backend, devices: tuple[int, ...] = (0,), memory: MemoryKind | None = "registered") -> HostPool:
